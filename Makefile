@@ -1,0 +1,42 @@
+# Everything a checkout needs lives in .venv; every target makes it when it is missing or out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test lint proto bench
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## make .venv with the package and its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[simulator]' --group dev
+	@touch $@
+
+demo: $(STAMP) ## a multimodal request through a real Envoy, in three forms
+	@$(BIN)/python deploy/envoy/demo.py
+
+run: $(STAMP) ## keep the demo running, and print requests to try
+	@$(BIN)/python deploy/envoy/demo.py --keep
+
+test: $(STAMP) ## unit tests, then tests through a real Envoy
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: $(STAMP) ## compile proto/ into sidecar/extproc/pb
+	$(BIN)/python proto/compile.py
+
+bench: $(STAMP) ## measure the request body path
+	$(BIN)/python benchmarks/body_path.py

@@ -1,0 +1,1 @@
+"""An Envoy external-processing filter that coordinates disaggregated multimodal inference."""

@@ -1,0 +1,55 @@
+"""Configuration: the settings tree, and how a file and the environment become one."""
+
+from __future__ import annotations
+
+from sidecar.config.describe import describe
+from sidecar.config.load import load_settings
+from sidecar.config.problems import ConfigError
+from sidecar.config.settings import (
+    AdminSettings,
+    DecodeParams,
+    EcConnector,
+    EncodeParams,
+    ErrorsSettings,
+    ExtProcSettings,
+    GatewaySettings,
+    HeadersSettings,
+    KvConnector,
+    LimitsSettings,
+    LogFormat,
+    LogLevel,
+    MediaParams,
+    MmPayload,
+    ObservabilitySettings,
+    PipelineSettings,
+    PrefillParams,
+    RenderParams,
+    Settings,
+    SparseSpans,
+)
+
+__all__ = [
+    "AdminSettings",
+    "ConfigError",
+    "DecodeParams",
+    "EcConnector",
+    "EncodeParams",
+    "ErrorsSettings",
+    "ExtProcSettings",
+    "GatewaySettings",
+    "HeadersSettings",
+    "KvConnector",
+    "LimitsSettings",
+    "LogFormat",
+    "LogLevel",
+    "MediaParams",
+    "MmPayload",
+    "ObservabilitySettings",
+    "PipelineSettings",
+    "PrefillParams",
+    "RenderParams",
+    "Settings",
+    "SparseSpans",
+    "describe",
+    "load_settings",
+]

@@ -1,0 +1,1 @@
+"""Access-log record, logging, metrics and timing."""
