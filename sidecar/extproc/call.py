@@ -1,0 +1,307 @@
+"""One ext_proc call, pumped between Envoy and the pipeline, and accounted for.
+
+A call is answered exactly once, whatever happens: Envoy forwards an empty body when a full-duplex call ends
+without an answer, and writes the text of an exception that aborts a call into its access log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sidecar.api import api_for_path, default_error_body
+from sidecar.errors import (
+    BadRequest,
+    BodyTimeout,
+    DeadlineExceeded,
+    InternalError,
+    SidecarError,
+    UnsupportedBodyMode,
+)
+from sidecar.extproc import identity, replies
+from sidecar.extproc.admission import Coordinate, PassThrough, decide
+from sidecar.extproc.channel import Channel
+from sidecar.extproc.exchange import ClientLeft, CoordinatedExchange, PassthroughExchange
+from sidecar.extproc.protocol import (
+    CallEnded,
+    Carries,
+    Event,
+    HeaderChange,
+    Observed,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+)
+from sidecar.observability.record import AccessRecord
+from sidecar.observability.timing import Stopwatch
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from google.protobuf.struct_pb2 import Struct
+
+    from sidecar.api import Api
+    from sidecar.extproc.channel import Context
+    from sidecar.extproc.rules import ServiceRules
+    from sidecar.limits import InFlightBudget, Ticket
+
+logger = logging.getLogger(__name__)
+
+
+class Call:
+    """One call: feeds its events to the exchange, sends the replies, keeps the record."""
+
+    def __init__(
+        self,
+        rules: ServiceRules,
+        run: Callable[[InboundRequest], Awaitable[DecodeRewrite]],
+        budget: InFlightBudget,
+        on_answer: Callable[[AccessRecord], None],
+        context: Context,
+    ) -> None:
+        self._rules = rules
+        self._run = run
+        self._budget = budget
+        self._on_answer = on_answer
+        self._channel = Channel(context)
+        self._record = AccessRecord()
+        self._stopwatch = Stopwatch()
+        self._started = 0.0
+        self._api: Api | None = None
+        self._error: SidecarError | None = None
+        self._answered = False
+
+    async def serve(self) -> None:
+        """Answer the call and account for it."""
+        event: Event | None = None
+        try:
+            # Nobody is there to be told; the accounting below is all that is left to do.
+            with suppress(ClientLeft):
+                event = await self._channel.read()
+                await self._dispatch(event)
+        except SidecarError as error:
+            await self._fail(error)
+        except Exception:
+            self._note_request_id()
+            logger.exception("request failed in the sidecar", extra={"request_id": self._record.request_id})
+            await self._fail(InternalError("internal error of the sidecar; its log has the details"))
+        finally:
+            if self._answered or isinstance(event, RequestHeaders):
+                self._account()
+            await self._channel.close()
+
+    async def _dispatch(self, event: Event) -> None:
+        # The clocks start with the request, not with the call.
+        self._stopwatch = Stopwatch()
+        self._started = asyncio.get_running_loop().time()
+        match event:
+            case RequestHeaders():
+                await self._request(event)
+            case CallEnded():
+                pass
+            case Observed():
+                while not isinstance(await self._channel.read(), CallEnded):
+                    pass
+            case _:
+                raise UnsupportedBodyMode(
+                    "the ext_proc filter sends no request headers; set "
+                    "processing_mode.request_header_mode to SEND"
+                )
+
+    async def _request(self, event: RequestHeaders) -> None:
+        head = event.head
+        self._record.request_id = identity.request_id(head)
+        self._api = api_for_path(head.path) if head.method == "POST" else None
+        self._record.api = "" if self._api is None else self._api.name
+        admission = self._rules.admission
+        match decide(event, self._api, admission):
+            case PassThrough(change):
+                await self._pass_through(
+                    event, PassthroughExchange(event.mode, change, admission.control_headers)
+                )
+            case Coordinate(api):
+                exchange = CoordinatedExchange(event.mode, admission.max_body, admission.control_headers)
+                with self._budget.admit() as ticket:
+                    await self._coordinate(event, api, exchange, ticket)
+                await self._see_off(exchange)
+
+    async def _pass_through(self, event: Event, exchange: PassthroughExchange) -> None:
+        self._record.outcome = "passthrough"
+        self._record.api = ""
+        while True:
+            for reply in exchange.receive(event):
+                self._record.request_bytes = exchange.request_bytes
+                await self._send(reply, last=exchange.finished)
+            if exchange.finished:
+                self._answered = True
+                return
+            with self._stopwatch.waiting():
+                event = await self._channel.read()
+
+    async def _coordinate(
+        self, event: RequestHeaders, api: Api, exchange: CoordinatedExchange, ticket: Ticket
+    ) -> None:
+        await self._feed(exchange, event)
+        await self._upload(exchange, ticket)
+        if not exchange.request_bytes:
+            raise BadRequest(f"POST {event.head.path} needs a JSON body")
+        rewrite = await self._decode_rewrite(
+            InboundRequest(
+                head=event.head,
+                api=api,
+                body=exchange.take_body(),
+                request_id=self._record.request_id,
+                traceparent=identity.traceparent(event.head, self._channel.metadata("traceparent")),
+                record=self._record,
+                ticket=ticket,
+                stopwatch=self._stopwatch,
+            )
+        )
+        self._record.outcome = "ok"
+        self._record.stage = "decode"
+        change = HeaderChange(
+            rewrite.set_headers, rewrite.remove_headers, self._rules.admission.clear_route_cache
+        )
+        for reply in exchange.rewrite(change, rewrite.body):
+            await self._send(reply, last=exchange.finished)
+        self._answered = True
+
+    async def _upload(self, exchange: CoordinatedExchange, ticket: Ticket) -> None:
+        """Read until the body is complete, within the time and the bytes allowed."""
+        limit = min(self._rules.read_timeout, self._rules.request_deadline)
+        try:
+            async with asyncio.timeout_at(self._started + limit):
+                while not exchange.complete:
+                    with self._stopwatch.waiting():
+                        event = await self._channel.read()
+                    await self._feed(exchange, event)
+                    if isinstance(event, RequestBody):
+                        ticket.reserve(len(event.data))
+        except TimeoutError:
+            if self._rules.request_deadline < self._rules.read_timeout:
+                raise self._deadline_exceeded() from None
+            raise BodyTimeout(
+                f"the request body did not arrive within {limit:g} s (ext_proc.read_timeout)"
+            ) from None
+        finally:
+            self._record.request_bytes = exchange.request_bytes
+
+    async def _decode_rewrite(self, request: InboundRequest) -> DecodeRewrite:
+        """Run the pipeline, but not longer than the client waits and the deadline allows."""
+        pipeline = asyncio.ensure_future(self._run(request))
+        # From here on only the pipeline holds the body.
+        del request
+        try:
+            while not pipeline.done():
+                remaining = self._started + self._rules.request_deadline - asyncio.get_running_loop().time()
+                ahead = self._channel.read_ahead()
+                await asyncio.wait(
+                    {pipeline, ahead}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED
+                )
+                if pipeline.done():
+                    break
+                if not ahead.done():
+                    raise self._deadline_exceeded()
+                if isinstance(await self._channel.read(), CallEnded):
+                    raise ClientLeft
+            if pipeline.cancelled():
+                raise InternalError("internal error of the sidecar: the pipeline was cancelled from inside")
+            return pipeline.result()
+        finally:
+            await self._stop(pipeline)
+
+    async def _stop(self, pipeline: asyncio.Future[DecodeRewrite]) -> None:
+        """Cancel the pipeline if it still runs, and wait until all its calls are closed."""
+        if pipeline.done():
+            return
+        pipeline.cancel()
+        await asyncio.wait({pipeline})
+        if not pipeline.cancelled() and (error := pipeline.exception()) is not None:
+            logger.warning(
+                "pipeline failed while it was cancelled",
+                exc_info=error,
+                extra={"request_id": self._record.request_id},
+            )
+
+    async def _see_off(self, exchange: CoordinatedExchange) -> None:
+        """Answer what Envoy may still send about an answered request: the trailers of a buffered one."""
+        while not exchange.finished:
+            event = await self._channel.read()
+            if isinstance(event, CallEnded):
+                return
+            await self._feed(exchange, event)
+
+    async def _feed(self, exchange: CoordinatedExchange, event: Event) -> None:
+        for reply in exchange.receive(event):
+            await self._send(reply)
+
+    def _deadline_exceeded(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no decode request within {self._rules.request_deadline:g} s (ext_proc.request_deadline); "
+            f"it was at step {self._record.stage}"
+        )
+
+    async def _send(self, reply: Reply, *, last: bool = False) -> None:
+        match reply.carries:
+            case Carries.NOTHING:
+                metadata = None
+            case Carries.RECORD:
+                metadata = self._metadata()
+            case Carries.TOTALS:
+                metadata = self._metadata("total_ms", "overhead_ms", "request_bytes")
+        await self._write(replies.build(reply, metadata), last=last)
+
+    async def _write(self, message: bytes, *, last: bool) -> None:
+        # Envoy resets the call as soon as it has the last reply, often before this write is reported done.
+        self._answered = self._answered or last
+        await self._channel.write(message)
+
+    async def _fail(self, error: SidecarError) -> None:
+        """Answer with the error, unless the request is answered already."""
+        if self._answered:
+            return
+        self._note_request_id()
+        self._error = error
+        self._record.outcome = error.outcome
+        self._record.error = error.code
+        self._record.stage = error.stage or self._record.stage
+        request_id = self._record.request_id
+        shape = default_error_body if self._api is None else self._api.error_body
+        body = shape(error, request_id, expose_upstream=self._rules.expose_upstream)
+        message = replies.immediate(error, body, request_id, self._metadata())
+        with suppress(ClientLeft):
+            await self._write(message, last=True)
+
+    def _note_request_id(self) -> None:
+        # A call can fail before its head is read.
+        self._record.request_id = self._record.request_id or identity.new_request_id()
+
+    def _metadata(self, *names: str) -> Struct:
+        """The record as dynamic metadata, timed now: the keys named, or all of them."""
+        self._time()
+        values = self._record.strings()
+        return replies.metadata_struct(
+            self._rules.metadata_namespace, {name: values[name] for name in names} if names else values
+        )
+
+    def _time(self) -> None:
+        self._record.total_ms = self._stopwatch.total_ms()
+        self._record.overhead_ms = self._stopwatch.overhead_ms()
+
+    def _account(self) -> None:
+        if not self._answered:
+            self._time()
+            left = self._record.strings() | {"outcome": "client_left"}
+            logger.info("client left before the answer", extra=left)
+            return
+        fields = self._record.strings()
+        if self._error is not None:
+            fields |= {"detail": self._error.detail, "upstream_body": self._error.upstream_body}
+        logger.info("request answered", extra=fields)
+        try:
+            self._on_answer(self._record)
+        except Exception:
+            logger.exception("on_answer failed", extra={"request_id": self._record.request_id})

@@ -1,0 +1,56 @@
+"""The ext_proc service, as grpc.aio serves it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from sidecar.extproc.call import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sidecar.extproc.channel import Context
+    from sidecar.extproc.rules import ServiceRules
+    from sidecar.limits import InFlightBudget
+    from sidecar.observability.record import AccessRecord
+    from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+
+SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+
+class ExternalProcessor:
+    """Serves `envoy.service.ext_proc.v3.ExternalProcessor/Process`.
+
+    Args:
+        rules: what the deployment says.
+        run: the pipeline; raises SidecarError when the request fails. Cancelled when the client leaves or the
+            deadline passes.
+        budget: what the process may hold at a time.
+        on_answer: called once per answered request with its finished record.
+    """
+
+    def __init__(
+        self,
+        rules: ServiceRules,
+        run: Callable[[InboundRequest], Awaitable[DecodeRewrite]],
+        budget: InFlightBudget,
+        on_answer: Callable[[AccessRecord], None],
+    ) -> None:
+        self._rules = rules
+        self._run = run
+        self._budget = budget
+        self._on_answer = on_answer
+
+    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """The handler to register with a grpc.aio server.
+
+        Messages are left serialised: the call reads and writes them itself, and answers what it cannot read.
+        """
+        method = grpc.stream_stream_rpc_method_handler(self.process)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, {"Process": method})
+
+    async def process(self, _requests: object, context: Context) -> None:
+        """Serve one call, which is one HTTP request."""
+        await Call(self._rules, self._run, self._budget, self._on_answer, context).serve()

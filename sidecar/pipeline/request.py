@@ -1,0 +1,54 @@
+"""What enters the pipeline and what leaves it: the two ends the ext_proc side sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidecar.api import Api
+    from sidecar.http import HeaderPairs, RequestHead
+    from sidecar.jsontext import Segments
+    from sidecar.limits import Ticket
+    from sidecar.observability.record import AccessRecord
+    from sidecar.observability.timing import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class InboundRequest:
+    """One complete client request, admitted and within its size limit.
+
+    Attributes:
+        head: method, path and headers as the client sent them.
+        api: the client API that owns the path.
+        body: the whole request body.
+        request_id: validated `x-request-id`, or a new one.
+        traceparent: W3C trace context for every leg: the client's, or a new one.
+        record: access-log record; steps fill it in.
+        ticket: byte budget this request draws on.
+        stopwatch: runs since the headers arrived.
+    """
+
+    head: RequestHead
+    api: Api
+    body: bytes
+    request_id: str
+    traceparent: str
+    record: AccessRecord
+    ticket: Ticket
+    stopwatch: Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRewrite:
+    """The request Envoy forwards to decode instead of the client's.
+
+    Attributes:
+        set_headers: headers to overwrite or add.
+        remove_headers: lower-case names to remove.
+        body: the new body, as slices to be sent one after the other.
+    """
+
+    set_headers: HeaderPairs
+    remove_headers: tuple[str, ...]
+    body: Segments
