@@ -1,0 +1,1 @@
+"""Media entries, placeholder spans, metadata and content parts; no IO."""

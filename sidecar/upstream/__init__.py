@@ -1,0 +1,1 @@
+"""Outgoing HTTP: the gateway, the render service and media servers."""

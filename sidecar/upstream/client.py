@@ -1,0 +1,242 @@
+"""Sub-requests to the gateway and the render service.
+
+One pooled session per upstream, POST only. A body goes out as slices of what was received; an answer is read
+into one buffer, every byte of it charged to the request's budget before it is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from sidecar.errors import LoopDetected, StepFailed, StepTimeout
+from sidecar.jsontext import size, windows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from types import SimpleNamespace
+
+    from sidecar.errors import StepName
+    from sidecar.http import HeaderPairs
+    from sidecar.jsontext import Segments
+
+logger = logging.getLogger(__name__)
+
+_WRITE_WINDOW = 256 << 10
+_READ_BUFFER = 1 << 20
+_LOOP_STATUS = 508
+_EXCERPT_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An upstream's answer: status, lower-case headers, the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+
+    def excerpt(self) -> str:
+        """The beginning of the body for the log: bounded, control characters escaped."""
+        text = bytes(self.body[:_EXCERPT_LENGTH]).decode("utf-8", "replace")
+        return text.encode("unicode_escape").decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One sub-request.
+
+    Attributes:
+        step: whose call it is; names the error codes.
+        path: request path, appended to the upstream's address.
+        headers: all headers but content-length.
+        body: JSON text as slices.
+        reserve: charges bytes to the request's budget; raises Overloaded.
+    """
+
+    step: StepName
+    path: str
+    headers: HeaderPairs
+    body: Segments
+    reserve: Callable[[int], None]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What became of one try to send a call."""
+
+    reused_connection: bool = False
+    answered: bool = False
+
+    def died_unanswered(self, error: Exception) -> bool:
+        """Whether a kept-alive connection broke before the answer began."""
+        # aiohttp puts the part of a head that it has read in place of the message.
+        head_begun = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+        return self.reused_connection and not self.answered and not head_begun
+
+
+class Upstream:
+    """A pooled HTTP client for one base address.
+
+    Args:
+        address: base URL without a trailing slash.
+        head_timeout: seconds until the head of an answer has arrived.
+        timeout_key: the configuration key of that timeout, for messages.
+        max_idle: connections kept open while unused.
+        idle_timeout: seconds an unused connection stays open.
+    """
+
+    def __init__(
+        self, address: str, *, head_timeout: float, timeout_key: str, max_idle: int, idle_timeout: float
+    ) -> None:
+        self._address = address
+        self._head_timeout = head_timeout
+        self._timeout_key = timeout_key
+        self._max_idle = max_idle
+        self._idle_timeout = idle_timeout
+        self._in_flight = 0
+        self._pooled: aiohttp.ClientSession | None = None
+        self._unpooled: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the pool; needs the running event loop."""
+        self._pooled = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=self._idle_timeout))
+        self._unpooled = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        for session in (self._pooled, self._unpooled):
+            if session is not None:
+                await session.close()
+
+    async def post(self, call: Call) -> Answer:
+        """Send one sub-request and read its whole answer, whatever its status.
+
+        The other side may close a kept-alive connection just when it is used again. A call that dies so,
+        before the head of an answer, is sent once more, on a connection that no pool has kept.
+
+        Raises:
+            StepTimeout: no answer head in time.
+            StepFailed: no connection, or it broke.
+            LoopDetected: the sub-request reached this filter again.
+            Overloaded: the answer does not fit the byte budget.
+        """
+        attempt = _Attempt()
+        try:
+            try:
+                return await self._attempt(call, self._pooled, attempt)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as error:
+                if not attempt.died_unanswered(error):
+                    raise
+                logger.debug("kept-alive connection was closed, sending again", extra={"step": call.step})
+                return await self._attempt(call, self._unpooled, _Attempt())
+        except TimeoutError:
+            raise StepTimeout(
+                call.step, f"{call.step} did not answer within {self._head_timeout:g} s ({self._timeout_key})"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise StepFailed(
+                call.step,
+                f"{call.step}: the upstream could not be reached or broke the connection",
+                detail=f"{type(error).__name__}: {error}",
+            ) from error
+
+    async def _attempt(self, call: Call, session: aiohttp.ClientSession | None, attempt: _Attempt) -> Answer:
+        if session is None:
+            raise RuntimeError("Upstream.start() has not run")
+        headers = _encodable(call.headers)
+        headers += [("content-length", str(size(call.body))), ("accept-encoding", "identity")]
+        if self._in_flight >= self._max_idle:
+            headers.append(("connection", "close"))
+        self._in_flight += 1
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                async with asyncio.timeout(self._head_timeout):
+                    response = await stack.enter_async_context(
+                        session.post(
+                            self._address + call.path,
+                            data=_slices(call.body),
+                            headers=headers,
+                            allow_redirects=False,
+                            trace_request_ctx=attempt,
+                        )
+                    )
+                attempt.answered = True
+                answer_headers = {name.lower(): _octets(value) for name, value in response.headers.items()}
+                body = await _read(response, call.reserve)
+        finally:
+            self._in_flight -= 1
+        if response.status == _LOOP_STATUS:
+            raise LoopDetected(
+                f"the {call.step} call came back to this filter; gateway.address must lead to a listener or "
+                "route without it",
+                stage=call.step,
+            )
+        return Answer(response.status, answer_headers, body)
+
+
+async def _slices(body: Segments) -> AsyncIterator[memoryview]:
+    for window in windows(body, _WRITE_WINDOW):
+        yield window
+
+
+async def _read(response: aiohttp.ClientResponse, reserve: Callable[[int], None]) -> bytearray:
+    announced = response.content_length
+    if announced is None:
+        buffer = bytearray()
+        async for chunk in response.content.iter_any():
+            reserve(len(chunk))
+            buffer += chunk
+        return buffer
+    reserve(announced)
+    buffer = bytearray(announced)
+    position = 0
+    async for chunk in response.content.iter_any():
+        buffer[position : position + len(chunk)] = chunk
+        position += len(chunk)
+    return buffer
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=connector,
+        # A cookie set for one client's request must not be sent with another's.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        read_bufsize=_READ_BUFFER,
+        trace_configs=[tracing],
+        skip_auto_headers=("user-agent", "accept"),
+    )
+
+
+async def _note_reuse(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _params: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    attempt: _Attempt = context.trace_request_ctx
+    attempt.reused_connection = True
+
+
+def _encodable(headers: HeaderPairs) -> list[tuple[str, str]]:
+    """Header values as aiohttp writes them back to the octets they came as.
+
+    It encodes as UTF-8; a value that is not UTF-8 cannot be sent as it is, and is left out rather than
+    changed.
+    """
+    kept = []
+    for name, value in headers:
+        with contextlib.suppress(UnicodeDecodeError):
+            kept.append((name, value.encode("latin-1").decode("utf-8")))
+    return kept
+
+
+def _octets(value: str) -> str:
+    """A header value aiohttp has decoded, as the latin-1 text of its octets."""
+    return value.encode("utf-8", "surrogateescape").decode("latin-1")
