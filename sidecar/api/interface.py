@@ -1,0 +1,108 @@
+"""What the pipeline needs to know about a client API, and nothing else.
+
+An API module reads the client's body into a `ClientBody`; the steps ask that body for the variants the phases
+need. Adding an API is one module that implements `Api` and `ClientBody`, and one line in the registry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sidecar.errors import SidecarError
+    from sidecar.jsontext import Raw
+
+JsonTree = dict[str, Any]
+"""A JSON object whose leaves are `Raw` text; what `jsontext.segments` writes."""
+
+
+class MediaPart(Protocol):
+    """One media item of the client's body, still in its place."""
+
+    @property
+    def modality(self) -> str:
+        """`image`, `audio` or `video`."""
+
+    @property
+    def location(self) -> str:
+        """Path of the part in the body, for messages: `messages[0].content[2]`."""
+
+    @property
+    def inline_format(self) -> str | None:
+        """Format of inline audio (`input_audio`), None for an item that is named by a URL."""
+
+    @property
+    def url(self) -> Raw:
+        """JSON text of the URL string; of inline audio, of its base64 payload."""
+
+    def set_url(self, url: Raw) -> None:
+        """Replace the URL in place."""
+
+    def set_uuid(self, uuid: str) -> None:
+        """Name the item by its render hash on every later leg."""
+
+    def data_url(self) -> Raw:
+        """The item as one URL string, as a `content_parts` item carries it."""
+
+    def tree(self) -> JsonTree:
+        """The part as it stands in the body now."""
+
+
+class ClientBody(Protocol):
+    """A parsed client body: fields the client may not control are gone, everything else is as sent."""
+
+    @property
+    def model(self) -> str | None:
+        """The requested model, None for the engine's default."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asks for a streamed answer."""
+
+    @property
+    def parts(self) -> Sequence[MediaPart]:
+        """Media items in walk order, which is the order of entries."""
+
+    @property
+    def unknown_part_types(self) -> Sequence[str]:
+        """Types of content parts that are neither text nor media this API knows."""
+
+    @property
+    def sets_processor_kwargs(self) -> bool:
+        """Whether `mm_processor_kwargs` or `media_io_kwargs` is set to anything but null."""
+
+    @property
+    def tenancy(self) -> JsonTree:
+        """`cache_salt` and `priority`, where set: they travel in the generate format too."""
+
+    def render(self) -> JsonTree:
+        """Body of the render call."""
+
+    def encode(self, part: MediaPart) -> JsonTree:
+        """Body of an encode call in the OpenAI format: one user turn with just this part, one token."""
+
+    def prefill(self) -> JsonTree:
+        """Body of a prefill call in the OpenAI format: everything that shapes the prompt, one token."""
+
+    def decode(self) -> JsonTree:
+        """Body of the decode request: uncapped, streaming flag untouched."""
+
+
+class Api(Protocol):
+    """One client API."""
+
+    @property
+    def name(self) -> str:
+        """Short name, as the access log prints it."""
+
+    @property
+    def path(self) -> str:
+        """The exact request path."""
+
+    def parse(self, body: bytes) -> ClientBody:
+        """Read a client body; raises BadRequest when a field has the wrong type."""
+
+    def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
+        """The error as this API's clients expect it: JSON that names the request id."""

@@ -1,0 +1,111 @@
+"""Puts the parts together: settings in, a running sidecar out."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from sidecar.admin import AdminServer
+from sidecar.connectors.ec import ec_connector
+from sidecar.connectors.kv import kv_connector
+from sidecar.control_headers import ControlHeaders
+from sidecar.extproc.rules import ServiceRules
+from sidecar.extproc.server import Server
+from sidecar.extproc.service import ExternalProcessor
+from sidecar.limits import InFlightBudget
+from sidecar.observability.metrics import Metrics
+from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+from sidecar.pipeline.steps.decode import DecodeStep
+from sidecar.pipeline.steps.encode import EncodeStep
+from sidecar.pipeline.steps.media import MediaStep
+from sidecar.pipeline.steps.prefill import PrefillStep
+from sidecar.pipeline.steps.render import RenderStep
+from sidecar.upstream.addresses import AddressPolicy
+from sidecar.upstream.client import Upstream
+from sidecar.upstream.media import MediaFetcher
+
+if TYPE_CHECKING:
+    from sidecar.config import Settings
+
+_VERSION = version("epd-sidecar")
+
+
+async def serve(settings: Settings) -> None:
+    """Run until a signal has drained the server; raises ListenError when an address cannot be used."""
+    budget = InFlightBudget(settings.limits.max_in_flight_requests, settings.limits.max_in_flight_bytes)
+    metrics = Metrics(budget, _VERSION)
+    async with AsyncExitStack() as stack:
+        pipeline = await build_pipeline(settings, stack)
+        processor = ExternalProcessor(
+            ServiceRules.from_settings(settings), pipeline.run, budget, metrics.observe
+        )
+        server = Server(
+            processor,
+            settings.ext_proc.listen,
+            cert_path=settings.ext_proc.tls.cert_path,
+            drain_timeout=settings.ext_proc.drain_timeout,
+        )
+        admin = AdminServer(
+            settings.admin.listen, exposition=metrics.exposition, ready=lambda: server.is_ready
+        )
+        await admin.start()
+        stack.push_async_callback(admin.stop)
+        await server.start()
+        await server.serve()
+
+
+async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
+    """The configured steps, with their upstreams started on `stack`."""
+    rules = settings.pipeline
+    gateway = await _started(
+        Upstream(
+            settings.gateway.address,
+            head_timeout=settings.gateway.timeout,
+            timeout_key="gateway.timeout",
+            max_idle=settings.gateway.max_idle_conns_per_host,
+            idle_timeout=settings.gateway.idle_conn_timeout,
+        ),
+        stack,
+    )
+    steps: list[TimedStep] = []
+    if (media := rules.media) is not None:
+        fetcher = MediaFetcher(
+            AddressPolicy(media.allow_private_networks),
+            allowed_domains=media.allowed_domains,
+            download_timeout=media.download_timeout,
+            max_download_size=media.max_download_size,
+            user_agent=f"epd-sidecar/{_VERSION}",
+        )
+        stack.push_async_callback(fetcher.close)
+        steps.append(TimedStep(MediaStep(media, fetcher), None))
+    if (render := rules.render) is not None:
+        upstream = await _started(
+            Upstream(
+                render.address,
+                head_timeout=render.timeout,
+                timeout_key="timeout of the render step",
+                max_idle=render.max_idle_conns_per_host,
+                idle_timeout=render.idle_conn_timeout,
+            ),
+            stack,
+        )
+        steps.append(TimedStep(RenderStep(render, upstream), render.timeout))
+    if (encode := rules.encode) is not None:
+        steps.append(TimedStep(EncodeStep(encode, gateway), encode.timeout))
+    kv = None
+    if (prefill := rules.prefill) is not None:
+        kv = kv_connector(prefill.kv_connector)
+        ec = ec_connector(prefill.ec_connector, trust_descriptors=rules.ec_trust_descriptors)
+        steps.append(TimedStep(PrefillStep(prefill, gateway, kv, ec), prefill.timeout))
+    steps.append(TimedStep(DecodeStep(kv), None))
+    control_headers = ControlHeaders((*settings.headers.strip, *rules.forward_response_headers))
+    return Pipeline(
+        steps, LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers)
+    )
+
+
+async def _started(upstream: Upstream, stack: AsyncExitStack) -> Upstream:
+    await upstream.start()
+    stack.push_async_callback(upstream.stop)
+    return upstream

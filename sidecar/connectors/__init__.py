@@ -1,0 +1,1 @@
+"""How encoder output (EC) and KV cache travel between engines: parameters only, no IO."""

@@ -1,0 +1,50 @@
+"""Engine safety: does the encoder's answer fit the rendered prompt?
+
+A prefill that loads an encoding of another size than its placeholder span dies with its engine. Render and
+encode disagree when they run with different processor settings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sidecar.multimodal.grid import descriptor_grid, item_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sidecar.multimodal.entries import Entry
+
+
+class GridMismatch(ValueError):
+    """An encoding does not fit its entry; the message names the entry and both numbers."""
+
+
+def check_grids(entries: Iterable[Entry], *, tensors_omitted: bool) -> None:
+    """Compare every known descriptor grid with what render said of the entry.
+
+    With metadata from render the grids must be equal. With omitted tensors, patches per placeholder token
+    (t*h*w of the grid by the span length) must be the same whole number for all images of the request.
+
+    Raises:
+        GridMismatch: they do not fit.
+    """
+    expected_ratio: int | None = None
+    for entry in entries:
+        if entry.descriptor is None:
+            continue
+        encoded = descriptor_grid(entry.modality, entry.descriptor.metadata)
+        if encoded is None:
+            continue
+        rendered = None if entry.metadata is None else item_grid(entry.modality, entry.metadata)
+        if rendered is not None and rendered != encoded:
+            raise GridMismatch(f"{entry.label}: render has grid {list(rendered)}, encode has {list(encoded)}")
+        if tensors_omitted and entry.modality == "image":
+            patches = encoded[0] * encoded[1] * encoded[2]
+            ratio, rest = divmod(patches, entry.span.length)
+            if rest or ratio == 0 or (expected_ratio is not None and ratio != expected_ratio):
+                raise GridMismatch(
+                    f"{entry.label}: render has {entry.span.length} placeholder tokens, "
+                    f"encode has {patches} patches"
+                )
+            expected_ratio = ratio

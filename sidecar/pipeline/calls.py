@@ -1,0 +1,62 @@
+"""One sub-request of a step: sent under the stopwatch, its failures turned into the client's errors."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from sidecar.errors import StepFailed, StepRejected
+from sidecar.jsontext import MalformedJson, read_object
+from sidecar.upstream.client import Call
+
+if TYPE_CHECKING:
+    from sidecar.errors import StepName
+    from sidecar.http import HeaderPairs
+    from sidecar.jsontext import RawObject, Segments
+    from sidecar.pipeline.state import RequestState
+    from sidecar.upstream.client import Answer, Upstream
+
+logger = logging.getLogger(__name__)
+
+
+async def post(
+    state: RequestState,
+    upstream: Upstream,
+    *,
+    step: StepName,
+    path: str,
+    headers: HeaderPairs,
+    body: Segments,
+) -> Answer:
+    """Send one sub-request of `step` and read its answer, whatever its status."""
+    call = Call(step, path, headers, body, state.inbound.ticket.reserve)
+    with state.inbound.stopwatch.waiting():
+        return await upstream.post(call)
+
+
+def refusal(step: StepName, answer: Answer) -> StepRejected | StepFailed:
+    """The error an answer that is not 200 means for the client: the same 4xx, or 502."""
+    excerpt = answer.excerpt()
+    detail = f"HTTP {answer.status}: {excerpt}"
+    if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return StepRejected(
+            step,
+            answer.status,
+            f"{step} rejected the request: HTTP {answer.status}",
+            detail=detail,
+            upstream_body=excerpt,
+        )
+    return StepFailed(step, f"{step} failed: HTTP {answer.status}", detail=detail, upstream_body=excerpt)
+
+
+def answer_object(step: StepName, answer: Answer) -> RawObject:
+    """The members of a 200 answer; raises what `refusal` says, or StepFailed when it is not a JSON object."""
+    if answer.status != HTTPStatus.OK:
+        raise refusal(step, answer)
+    try:
+        return read_object(answer.body)
+    except MalformedJson as error:
+        raise StepFailed(
+            step, f"{step} answered with something that is not a JSON object", detail=str(error)
+        ) from None

@@ -1,0 +1,121 @@
+"""Runs the configured steps over one request, each under its own timeout and clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sidecar.errors import StepTimeout
+from sidecar.multimodal.entries import entries_of, media_summary
+from sidecar.pipeline.legs import LegHeaders
+from sidecar.pipeline.state import RequestState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sidecar.control_headers import ControlHeaders
+    from sidecar.errors import StepName
+    from sidecar.observability.record import AccessRecord
+    from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+
+
+_MODEL_LENGTH = 256
+"""Characters of the requested model that the access log gets: the client chose it."""
+
+
+class Step(Protocol):
+    """One step: reads and extends the request's state."""
+
+    @property
+    def name(self) -> StepName:
+        """Short name, as codes and the access log have it."""
+
+    async def run(self, state: RequestState) -> None:
+        """Do the step's work; raises SidecarError."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step and the seconds it may take; None for one that waits for nobody, or bounds itself."""
+
+    step: Step
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LegRules:
+    """What the deployment says about the headers of the legs.
+
+    Attributes:
+        control_headers: what a client may not send on.
+        phase_token: secret of our own calls to the gateway; "" for none.
+        forwarded: response headers that travel from phase to phase.
+    """
+
+    control_headers: ControlHeaders
+    phase_token: str
+    forwarded: tuple[str, ...]
+
+
+class Pipeline:
+    """The steps of every request, in order; the last one sets the rewrite."""
+
+    def __init__(self, steps: Sequence[TimedStep], rules: LegRules) -> None:
+        self._steps = tuple(steps)
+        self._rules = rules
+
+    async def run(self, inbound: InboundRequest) -> DecodeRewrite:
+        """Coordinate one request; raises SidecarError, with `inbound.record` telling how far it came."""
+        record = inbound.record
+        record.api = inbound.api.name
+        body = inbound.api.parse(inbound.body)
+        record.model = (body.model or "")[:_MODEL_LENGTH]
+        record.stream = body.stream
+        entries = entries_of(body.parts)
+        record.media = media_summary(entries)
+        legs = LegHeaders(
+            inbound.head,
+            inbound.request_id,
+            inbound.traceparent,
+            control_headers=self._rules.control_headers,
+            phase_token=self._rules.phase_token,
+            forwarded=self._rules.forwarded,
+        )
+        state = RequestState(inbound, body, legs, entries)
+        for timed in self._steps:
+            record.stage = timed.step.name
+            started = time.perf_counter()
+            try:
+                await _run(timed, state)
+            finally:
+                _note_duration(record, timed.step.name, (time.perf_counter() - started) * 1000)
+        if state.rewrite is None:
+            raise RuntimeError("the pipeline ended without a decode step")
+        return state.rewrite
+
+
+async def _run(timed: TimedStep, state: RequestState) -> None:
+    try:
+        async with asyncio.timeout(timed.timeout) as scope:
+            await timed.step.run(state)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        name = timed.step.name
+        raise StepTimeout(
+            name, f"{name} took longer than {timed.timeout:g} s (timeout of the {name} step)"
+        ) from None
+
+
+def _note_duration(record: AccessRecord, step: StepName, milliseconds: float) -> None:
+    match step:
+        case "media":
+            record.media_ms = milliseconds
+        case "render":
+            record.render_ms = milliseconds
+        case "encode":
+            record.encode_ms = milliseconds
+        case "prefill":
+            record.prefill_ms = milliseconds

@@ -1,0 +1,96 @@
+"""prefill: computes the prompt's KV cache with one capped call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidecar.jsontext import MalformedJson, Raw, is_null, read_object, segments
+from sidecar.multimodal.forms import PrefillPlan, plan_prefill
+from sidecar.pipeline.calls import answer_object, post
+from sidecar.pipeline.generate import GENERATE_PATH, prefill_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sidecar.api.interface import JsonTree
+    from sidecar.config import PrefillParams
+    from sidecar.connectors.ec import EcConnector
+    from sidecar.connectors.kv import KvConnector
+    from sidecar.errors import StepName
+    from sidecar.multimodal.entries import Descriptor
+    from sidecar.pipeline.state import RequestState
+    from sidecar.upstream.client import Upstream
+
+_OPENAI = PrefillPlan("openai")
+
+
+class PrefillStep:
+    """Sends the prompt in the form the decision table gives, and keeps the KV parameters of the answer."""
+
+    name: StepName = "prefill"
+
+    def __init__(self, params: PrefillParams, gateway: Upstream, kv: KvConnector, ec: EcConnector) -> None:
+        self._params = params
+        self._gateway = gateway
+        self._kv = kv
+        self._ec = ec
+
+    async def run(self, state: RequestState) -> None:
+        """Call prefill; raises StepRejected or StepFailed."""
+        plan = self._plan(state)
+        state.inbound.record.prefill_form = plan.form
+        state.inbound.record.fallback_reason = plan.reason
+        openai = plan.form == "openai" or state.prompt is None
+        body = (
+            state.body.prefill()
+            if openai or state.prompt is None
+            else prefill_body(state, state.prompt, plan)
+        )
+        body |= self._transfer_params(state, openai=openai)
+        answer = await post(
+            state,
+            self._gateway,
+            step=self.name,
+            path=state.inbound.api.path if openai else GENERATE_PATH,
+            headers=state.legs.phase(self.name),
+            body=segments(body),
+        )
+        members = answer_object(self.name, answer)
+        state.kv_answer = _object_or_none(members.get("kv_transfer_params"))
+        state.legs.carry(answer.headers)
+
+    def _plan(self, state: RequestState) -> PrefillPlan:
+        if self._params.use_openai_format or state.prompt is None:
+            return _OPENAI
+        return plan_prefill(
+            state.entries,
+            state.prompt.token_ids,
+            tensors_omitted=state.prompt.tensors_omitted,
+            connector=self._ec,
+            mixed_spans_are_safe=self._params.sparse_spans == "verbatim",
+        )
+
+    def _transfer_params(self, state: RequestState, *, openai: bool) -> JsonTree:
+        # Engines look at the top level; a copy in extra_args alone fails their metadata check.
+        params: dict[str, Any] = {"kv_transfer_params": self._kv.prefill_params()}
+        if self._ec.forwards_descriptors:
+            usable = state.descriptors if openai else _covering(state, self._ec)
+            by_key = {descriptor.key: descriptor.value for descriptor in usable}
+            if by_key:
+                params["ec_transfer_params"] = by_key
+        return params
+
+
+def _covering(state: RequestState, ec: EcConnector) -> Iterable[Descriptor]:
+    for entry in state.entries:
+        if entry.descriptor is not None and not ec.coverage_gap(entry.descriptor, entry.hash):
+            yield entry.descriptor
+
+
+def _object_or_none(value: Raw | None) -> dict[str, Raw] | None:
+    if value is None or is_null(value):
+        return None
+    try:
+        return read_object(value)
+    except MalformedJson:
+        return None

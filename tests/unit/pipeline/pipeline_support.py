@@ -1,0 +1,247 @@
+"""A whole pipeline over scripted upstreams: what each leg was sent, what came out for decode."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sidecar.api.chat import ChatApi
+from sidecar.config import EncodeParams, PrefillParams, RenderParams
+from sidecar.connectors.ec import ec_connector
+from sidecar.connectors.kv import kv_connector
+from sidecar.control_headers import ControlHeaders
+from sidecar.http import RequestHead
+from sidecar.limits import InFlightBudget
+from sidecar.observability.record import AccessRecord
+from sidecar.observability.timing import Stopwatch
+from sidecar.pipeline.request import InboundRequest
+from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+from sidecar.pipeline.steps.decode import DecodeStep
+from sidecar.pipeline.steps.encode import EncodeStep
+from sidecar.pipeline.steps.prefill import PrefillStep
+from sidecar.pipeline.steps.render import RenderStep
+from sidecar.upstream.client import Answer, Call, Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from sidecar.http import HeaderPairs
+    from sidecar.pipeline.request import DecodeRewrite
+    from sidecar.pipeline.runner import Step
+
+REQUEST_ID = "req-1"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+FORWARDED = "x-llm-d-disagg-revision"
+PHASE_TOKEN = "phase-secret"
+
+PIXEL = "data:image/png;base64,AAAA"
+HASHES = ("a" * 64, "b" * 64, "c" * 64)
+TENSORS = ("dGVuc29yMA==", "dGVuc29yMQ==", "dGVuc29yMg==")
+
+# Two images: four tokens at 2, two tokens at 7; 4 patches per token fit both grids.
+TOKEN_IDS = [1, 10, 7, 7, 7, 7, 11, 8, 8, 12]
+SPANS = ((2, 4), (7, 2))
+GRIDS = ([1, 4, 4], [1, 2, 4])
+MIXED_IDS = [1, 10, 7, 7, 9, 7, 11, 8, 8, 12]
+"""The first image's span mixes tokens."""
+
+METADATA = (
+    "ga5pbWFnZV9ncmlkX3Rod4KkZGF0YZOlaW50NjSRA8cYAwEAAAAAAAAABAAAAAAAAAAEAAAAAAAAAKVmaWVsZJKnYmF0Y2hlZIGra2VlcF9vbl9jcHXD",
+    "ga5pbWFnZV9ncmlkX3Rod4KkZGF0YZOlaW50NjSRA8cYAwEAAAAAAAAAAgAAAAAAAAAEAAAAAAAAAKVmaWVsZJKnYmF0Y2hlZIGra2VlcF9vbl9jcHXD",
+)
+"""Metadata items of the two grids, as an engine's renderer emits them."""
+
+
+def image(name: str = "AAAA") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{name}"}}
+
+
+def chat(*parts: Any, **members: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **members}
+
+
+def two_images(**members: Any) -> dict[str, Any]:
+    return chat({"type": "text", "text": "compare"}, image("AAAA"), image("BBBB"), **members)
+
+
+def rendered(token_ids: Sequence[int] = TOKEN_IDS, **features: Any) -> dict[str, Any]:
+    """A render answer for two images; a feature given as `...` is left out."""
+    members: dict[str, Any] = {
+        "mm_hashes": {"image": list(HASHES[:2])},
+        "mm_placeholders": {"image": [{"offset": o, "length": n} for o, n in SPANS]},
+        "kwargs_data": {"image": list(TENSORS[:2])},
+        "mm_metadata": None,
+    } | features
+    return {
+        "request_id": "chatcmpl-x",
+        "token_ids": list(token_ids),
+        "features": {key: value for key, value in members.items() if value is not ...},
+        "sampling_params": {"temperature": 0.5, "max_tokens": 77, "min_tokens": 3, "stop": []},
+        "model": "m",
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }
+
+
+def rendered_text(token_ids: Sequence[int] = (1, 2, 3)) -> dict[str, Any]:
+    return rendered(token_ids) | {"features": None}
+
+
+def descriptor(grid: Any = None, *, peer: bool = True, **members: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {"item_indices": [0], "metadata": {}, **members}
+    if grid is not None:
+        value["metadata"] = {"image_grid_thw": grid}
+    if peer:
+        value |= {"peer_host": "10.0.0.1", "peer_port": 5610}
+    return value
+
+
+def answer(members: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    body = members if isinstance(members, bytes) else json.dumps(members, separators=(",", ":")).encode()
+    return Answer(status, headers or {}, bytearray(body))
+
+
+def sent(call: Call) -> Any:
+    return json.loads(b"".join(call.body))
+
+
+def item_of(call: Call) -> str:
+    """Hash of the one media item of an encode call in any form, "" when it has none."""
+    body = sent(call)
+    if "messages" in body:
+        return str(body["messages"][0]["content"][0].get("uuid", ""))
+    if "content_parts" in body:
+        return str(body["content_parts"][0]["uuid"])
+    (hashes,) = body["features"]["mm_hashes"].values()
+    return str(hashes[0])
+
+
+class ScriptedUpstream(Upstream):
+    """Stands in for the HTTP client: remembers the calls, answers what the test says."""
+
+    def __init__(self, respond: Callable[[Call], Answer | Awaitable[Answer]]) -> None:
+        super().__init__(
+            "http://stand-in.test", head_timeout=1, timeout_key="timeout", max_idle=1, idle_timeout=1
+        )
+        self.respond = respond
+        self.calls: list[Call] = []
+
+    async def post(self, call: Call) -> Answer:
+        self.calls.append(call)
+        result = self.respond(call)
+        return await result if inspect.isawaitable(result) else result
+
+
+@dataclass
+class Deployment:
+    """Settings and upstreams of one pipeline; run it with `run`.
+
+    Attributes:
+        render: answer of the render service.
+        descriptors: what the encoders answer, by hash.
+        prefill: answer of prefill.
+        openai: format of encode and prefill.
+    """
+
+    render: Any = field(default_factory=rendered)
+    descriptors: dict[str, Any] = field(default_factory=dict)
+    prefill: Any = field(default_factory=lambda: {"kv_transfer_params": {"remote_host": "10.0.0.2"}})
+    openai: bool = False
+    mm_payload: str = "tensors"
+    ec: str = "ec-nixl"
+    trust_descriptors: bool = False
+    kv: str = "kv-nixl"
+    sparse_spans: str = "openai"
+    max_parallel: int = 8
+    max_total_tokens: int = 0
+    max_total_placeholder_tokens: int = 0
+    steps: tuple[str, ...] = ("render", "encode", "prefill", "decode")
+    headers: HeaderPairs = ()
+    strip: tuple[str, ...] = ()
+    phase_token: str = ""
+    record: AccessRecord = field(default_factory=AccessRecord)
+    encode: Callable[[Call], Answer | Awaitable[Answer]] | None = None
+    on_prefill: Callable[[Call], Answer | Awaitable[Answer]] | None = None
+
+    def __post_init__(self) -> None:
+        self.renderer = ScriptedUpstream(self._render)
+        self.gateway = ScriptedUpstream(self._gateway)
+
+    @property
+    def encodes(self) -> list[Call]:
+        return [call for call in self.gateway.calls if call.step == "encode"]
+
+    @property
+    def prefills(self) -> list[Call]:
+        return [call for call in self.gateway.calls if call.step == "prefill"]
+
+    @property
+    def prefill_body(self) -> Any:
+        (call,) = self.prefills
+        return sent(call)
+
+    def _render(self, _call: Call) -> Answer:
+        return self.render if isinstance(self.render, Answer) else answer(self.render)
+
+    def _gateway(self, call: Call) -> Answer | Awaitable[Answer]:
+        if call.step == "prefill":
+            if self.on_prefill is not None:
+                return self.on_prefill(call)
+            return self.prefill if isinstance(self.prefill, Answer) else answer(self.prefill)
+        if self.encode is not None:
+            return self.encode(call)
+        found = self.descriptors.get(item_of(call))
+        return answer(
+            {"choices": [], "ec_transfer_params": None if found is None else {item_of(call): found}}
+        )
+
+    def pipeline(self) -> Pipeline:
+        ec = ec_connector(self.ec, trust_descriptors=self.trust_descriptors)
+        kv = kv_connector(self.kv)
+        render = RenderParams.model_validate(
+            {
+                "address": "http://render.test",
+                "mm_payload": self.mm_payload,
+                "max_total_tokens": self.max_total_tokens,
+                "max_total_placeholder_tokens": self.max_total_placeholder_tokens,
+            }
+        )
+        encode = EncodeParams.model_validate(
+            {"max_parallel": self.max_parallel, "use_openai_format": self.openai}
+        )
+        prefill = PrefillParams.model_validate(
+            {"sparse_spans": self.sparse_spans, "use_openai_format": self.openai}
+        )
+        steps: dict[str, Step] = {
+            "render": RenderStep(render, self.renderer),
+            "encode": EncodeStep(encode, self.gateway),
+            "prefill": PrefillStep(prefill, self.gateway, kv, ec),
+            "decode": DecodeStep(kv if "prefill" in self.steps else None),
+        }
+        control = ControlHeaders({*self.strip, FORWARDED})
+        return Pipeline(
+            [TimedStep(steps[name], None) for name in self.steps],
+            LegRules(control, self.phase_token, (FORWARDED,)),
+        )
+
+    async def run(self, body: Any) -> DecodeRewrite:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with InFlightBudget(max_requests=1, max_bytes=1 << 30).admit() as ticket:
+            return await self.pipeline().run(
+                InboundRequest(
+                    head=RequestHead("POST", "/v1/chat/completions", "", self.headers),
+                    api=ChatApi(),
+                    body=text,
+                    request_id=REQUEST_ID,
+                    traceparent=TRACEPARENT,
+                    record=self.record,
+                    ticket=ticket,
+                    stopwatch=Stopwatch(),
+                )
+            )
+
+    async def decode(self, body: Any) -> Any:
+        """Run, and read the decode body."""
+        return json.loads(b"".join((await self.run(body)).body))

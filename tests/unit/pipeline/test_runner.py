@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pipeline_support import Deployment, answer, rendered, two_images
+
+from sidecar.api.chat import ChatApi
+from sidecar.control_headers import ControlHeaders
+from sidecar.errors import BadRequest, SidecarError, StepFailed, StepTimeout
+from sidecar.http import RequestHead
+from sidecar.limits import InFlightBudget
+from sidecar.observability.record import AccessRecord
+from sidecar.observability.timing import Stopwatch
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sidecar.errors import StepName
+    from sidecar.pipeline.state import RequestState
+
+
+class Scripted:
+    """A step that does what the test says."""
+
+    def __init__(self, name: StepName, work: Callable[[RequestState], Awaitable[None]] | None = None) -> None:
+        self.name: StepName = name
+        self._work = work
+        self.ran = False
+
+    async def run(self, state: RequestState) -> None:
+        self.ran = True
+        if self._work is not None:
+            await self._work(state)
+
+
+async def rewrites(state: RequestState) -> None:
+    state.rewrite = DecodeRewrite((), (), [])
+
+
+async def waits(_state: RequestState) -> None:
+    await asyncio.Event().wait()
+
+
+def inbound(record: AccessRecord, body: bytes | None = None) -> InboundRequest:
+    return InboundRequest(
+        head=RequestHead("POST", "/v1/chat/completions", "", ()),
+        api=ChatApi(),
+        body=json.dumps(two_images(stream=True)).encode() if body is None else body,
+        request_id="r",
+        traceparent="t",
+        record=record,
+        ticket=InFlightBudget(1, 1 << 20).admit(),
+        stopwatch=Stopwatch(),
+    )
+
+
+def pipeline(*steps: TimedStep) -> Pipeline:
+    return Pipeline(steps, LegRules(ControlHeaders(), "", ()))
+
+
+async def test_steps_run_in_order_over_one_state() -> None:
+    """Each step sees what the ones before it left."""
+    seen: list[str] = []
+
+    def note(name: StepName) -> Scripted:
+        async def work(state: RequestState) -> None:
+            seen.append(f"{name} after {state.kv_answer}")
+            state.kv_answer = {name: state.inbound.body}  # type: ignore[dict-item]  # any mark will do
+
+        return Scripted(name, work)
+
+    record = AccessRecord()
+    await pipeline(
+        TimedStep(note("media"), None),
+        TimedStep(note("render"), 5),
+        TimedStep(Scripted("decode", rewrites), None),
+    ).run(inbound(record))
+    assert [text.split(" after ")[0] for text in seen] == ["media", "render"]
+    assert "media" in seen[1]
+
+
+async def test_the_record_tells_how_far_the_request_came() -> None:
+    """Api, model, stream and media are known before the first step; stage and durations follow the steps."""
+
+    async def fails(_state: RequestState) -> None:
+        raise StepFailed("render", "no")
+
+    record = AccessRecord()
+    steps = [
+        TimedStep(Scripted("media"), None),
+        TimedStep(Scripted("render", fails), None),
+        TimedStep(Scripted("encode"), None),
+    ]
+    with pytest.raises(StepFailed):
+        await pipeline(*steps).run(inbound(record))
+    assert (record.api, record.model, record.stream, record.media) == ("chat", "m", True, "image:2")
+    assert record.stage == "render"
+    assert record.media_ms is not None
+    assert record.render_ms is not None
+    assert (record.encode_ms, record.prefill_ms) == (None, None)
+    assert not steps[2].step.ran  # type: ignore[attr-defined]  # all are Scripted
+
+
+async def test_a_malformed_body_fails_before_any_step() -> None:
+    """The stage is `request` and the api is known."""
+    record = AccessRecord()
+    step = Scripted("render")
+    with pytest.raises(BadRequest) as failed:
+        await pipeline(TimedStep(step, None)).run(inbound(record, b"[]"))
+    assert not step.ran
+    assert (record.api, record.stage) == ("chat", "request")
+    assert failed.value.stage in {None, "request"}
+
+
+@pytest.mark.parametrize("name", ["render", "encode", "prefill"])
+async def test_a_step_over_its_time_is_504(name: StepName) -> None:
+    """The message names the step and the seconds; the work is cancelled."""
+    record = AccessRecord()
+    gone = asyncio.Event()
+
+    async def work(state: RequestState) -> None:
+        try:
+            await waits(state)
+        finally:
+            gone.set()
+
+    with pytest.raises(StepTimeout) as failed:
+        await pipeline(TimedStep(Scripted(name, work), 0.01)).run(inbound(record))
+    assert (failed.value.status, failed.value.code) == (504, f"epd_{name}_timeout")
+    assert "0.01 s" in failed.value.message
+    assert name in failed.value.message
+    assert gone.is_set()
+    assert record.strings()[f"{name}_ms"]
+
+
+async def test_a_timeout_inside_a_step_is_not_the_steps_own() -> None:
+    """A TimeoutError that is not the step's clock is a fault, not a 504."""
+
+    async def work(_state: RequestState) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await pipeline(TimedStep(Scripted("render", work), 5)).run(inbound(AccessRecord()))
+
+
+async def test_cancelling_the_pipeline_cancels_the_step() -> None:
+    """A client that left is a cancellation, never a timeout."""
+    task = asyncio.ensure_future(
+        pipeline(TimedStep(Scripted("render", waits), 60)).run(inbound(AccessRecord()))
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_pipeline_that_ends_without_a_rewrite_is_a_fault() -> None:
+    """Nothing is sent to decode by accident."""
+    with pytest.raises(RuntimeError):
+        await pipeline(TimedStep(Scripted("render"), None)).run(inbound(AccessRecord()))
+
+
+INVALID: list[Any] = [
+    b"{",
+    b'{"messages":1}',
+    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    {"messages": [], "stream": 1},
+    {"messages": [], "model": []},
+]
+
+
+@pytest.mark.parametrize("body", INVALID)
+@pytest.mark.parametrize("openai", [True, False])
+async def test_nothing_leaves_for_a_request_that_is_not_valid(body: Any, *, openai: bool) -> None:
+    """A refused body has made no call to anybody."""
+    deployment = Deployment(openai=openai)
+    with pytest.raises(SidecarError) as failed:
+        await deployment.run(body)
+    assert failed.value.status == 400
+    assert deployment.renderer.calls + deployment.gateway.calls == []
+
+
+async def test_every_leg_of_one_request_has_one_identity() -> None:
+    """The same id and trace on render, encode and prefill, the phases in order."""
+    deployment = Deployment(render=answer(rendered()))
+    await deployment.run(two_images())
+    calls = [*deployment.renderer.calls, *deployment.gateway.calls]
+    assert [dict(call.headers).get("epp-profile") for call in calls] == [None, "encode", "encode", "prefill"]
+    for name in ("x-request-id", "traceparent", "x-epd-hop"):
+        assert len({dict(call.headers)[name] for call in calls}) == 1
+
+
+async def test_a_clients_model_name_cannot_flood_the_access_log() -> None:
+    """The record is copied into every answer's metadata: a name of megabytes is cut, the legs get it whole."""
+    model = "m" * (1 << 20)
+    deployment = Deployment()
+    decode = await deployment.decode(two_images(model=model))
+    assert decode["model"] == model
+    assert 0 < len(deployment.record.strings()["model"]) <= 1024
