@@ -1,0 +1,148 @@
+"""The knobs of the simulator: what the simulated deployment looks like and how it misbehaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import msgspec
+
+Role = Literal["render", "encode", "prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
+Listener = Literal["render", "encode", "prefill", "decode", "admin"]
+LISTENERS: tuple[Listener, ...] = get_args(Listener)
+Descriptors = Literal["nixl", "none", "evicted", "no-metadata", "plain"]
+KvConnector = Literal["nixl", "shared"]
+
+TRANSPORT_FAULTS = ("garbage", "drop-before-headers", "drop-after-headers", "hang")
+"""Faults of the connection or of the whole body, for every role."""
+REFUSALS = ("scale-out-403", "not-found", "model-not-found")
+"""Well-formed refusals that point at the deployment rather than at the request, for every role."""
+RENDER_FAULTS = ("wrong-counts", "overlapping-spans", "span-out-of-range", "null-kwargs", "null-items")
+"""Well-formed render answers that contradict themselves."""
+
+_FAULT = re.compile(r"(?P<kind>status:[2-5]\d\d|[a-z0-9-]+)(\*(?P<times>[1-9]\d*))?")
+MIN_TENSOR_BYTES = 64
+
+
+class ConfigError(ValueError):
+    """A knob has a value it cannot have; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """One configured fault.
+
+    Attributes:
+        kind: a name of TRANSPORT_FAULTS, REFUSALS or RENDER_FAULTS, or `status:<code>`.
+        times: how many more requests it hits, None for all of them.
+    """
+
+    kind: str
+    times: int | None
+
+
+@dataclass(slots=True)
+class SimulatorConfig:
+    """What is simulated. All but `host` and `ports` may be changed between two requests.
+
+    Attributes:
+        host: address all listeners bind to.
+        ports: port per listener (`render`, `encode`, `prefill`, `decode`, `admin`); 0 takes a free one.
+        models: names the deployment serves; the first is used when a body names none.
+        descriptors: what encode answers about its outputs: `nixl` with a peer address, `plain` without
+            (shared storage), `no-metadata` with an address and an empty `metadata`, `evicted` with neither
+            and the output lost, `none` for an engine that answers no descriptors.
+        encoder_caches: False makes an encoder that runs without caches and invents keys for media that carry
+            no `uuid`.
+        mm_payload_supported: False makes a renderer that ignores `mm_payload` and `return_mm_kwargs`.
+        render_metadata: whether render answers carry `mm_metadata`.
+        trust_mm_kwargs: whether bodies may set `mm_processor_kwargs` and `media_io_kwargs`.
+        tensor_bytes: bytes of the processed tensor of one item, or `real` to take them from the image.
+        min_pixels: smallest image area the processor keeps, in pixels.
+        max_pixels: largest image area the processor keeps, in pixels.
+        encode_max_pixels: another `max_pixels` for the encode role (a processor mismatch), None for the same.
+        sparse_spans: placeholder spans also cover the token on either side, as for Gemma3.
+        max_images: images one prompt may hold, 0 for any number.
+        max_model_len: prompt plus output, in tokens.
+        kv_connector: `nixl` or `shared` storage.
+        latency: seconds each role waits before it answers.
+        chunk_delay: seconds between two events of a streamed decode answer.
+        faults: per role a fault, optionally with a count: `hang`, `status:503*2`; "" for none.
+    """
+
+    host: str = "127.0.0.1"
+    ports: dict[Listener, int] = field(default_factory=dict)
+    models: list[str] = field(default_factory=lambda: ["simulated-vl"])
+    descriptors: Descriptors = "nixl"
+    encoder_caches: bool = True
+    mm_payload_supported: bool = True
+    render_metadata: bool = True
+    trust_mm_kwargs: bool = False
+    tensor_bytes: int | Literal["real"] = "real"
+    min_pixels: int = 3136
+    max_pixels: int = 12845056
+    encode_max_pixels: int | None = None
+    sparse_spans: bool = False
+    max_images: int = 0
+    max_model_len: int = 1 << 23
+    kv_connector: KvConnector = "nixl"
+    latency: dict[Role, float] = field(default_factory=dict)
+    chunk_delay: float = 0.002
+    faults: dict[Role, str] = field(default_factory=dict)
+
+    def patched(self, changes: dict[str, Any]) -> SimulatorConfig:
+        """A copy with some knobs changed; `ports`, `latency` and `faults` merge per key.
+
+        Raises:
+            ConfigError: unknown knob or impossible value.
+        """
+        known = {knob.name for knob in fields(self)}
+        if unknown := sorted(set(changes) - known):
+            raise ConfigError(f"unknown knob {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        merged = asdict(self)
+        for name, value in changes.items():
+            if isinstance(merged[name], dict) and isinstance(value, dict):
+                merged[name] |= value
+            else:
+                merged[name] = value
+        try:
+            config = msgspec.convert(merged, SimulatorConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(str(error)) from None
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raise ConfigError for values that no type rules out."""
+        if not self.models:
+            raise ConfigError("models: name at least one")
+        if self.tensor_bytes != "real" and self.tensor_bytes < MIN_TENSOR_BYTES:
+            raise ConfigError(f"tensor_bytes: {self.tensor_bytes} is below the minimum of {MIN_TENSOR_BYTES}")
+        for role, spec in self.faults.items():
+            read_fault(role, spec)
+
+    def take_fault(self, role: Role) -> str:
+        """The fault that hits the next request of a role, "" for none; counts a limited one down."""
+        text = self.faults.get(role, "")
+        if not text:
+            return ""
+        fault = read_fault(role, text)
+        if fault.times is not None:
+            self.faults[role] = f"{fault.kind}*{fault.times - 1}" if fault.times > 1 else ""
+        return fault.kind
+
+
+def read_fault(role: Role, text: str) -> FaultSpec:
+    """Read `kind` or `kind*times`; raises ConfigError."""
+    if not text:
+        return FaultSpec("", None)
+    match = _FAULT.fullmatch(text)
+    allowed = TRANSPORT_FAULTS + REFUSALS + (RENDER_FAULTS if role == "render" else ())
+    if match is None or not (match["kind"].startswith("status:") or match["kind"] in allowed):
+        raise ConfigError(
+            f"faults.{role}: {text!r} is none of status:<code>, {', '.join(allowed)}; "
+            "append *<times> to limit it"
+        )
+    return FaultSpec(match["kind"], int(match["times"]) if match["times"] else None)

@@ -1,0 +1,143 @@
+"""What the four roles share: the knobs, the records, and the stores a connector would be.
+
+Stores hold keys and sizes only, never media or tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sidecar.simulator.errors import model_not_found
+from sidecar.simulator.media import PixelBounds
+from sidecar.simulator.recorder import Recorder
+
+if TYPE_CHECKING:
+    from sidecar.simulator.config import Role, SimulatorConfig
+    from sidecar.simulator.recorder import Exchange
+    from sidecar.simulator.tokens import Modality
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_MAX_STORED = 1 << 16
+
+
+class Store(Generic[Key, Value]):
+    """A mapping that forgets its oldest entries beyond 65536."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Key, Value] = OrderedDict()
+
+    def put(self, key: Key, value: Value) -> None:
+        """Store or replace one entry."""
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_STORED:
+            self._entries.popitem(last=False)
+
+    def get(self, key: Key) -> Value | None:
+        """The value under a key, or None."""
+        return self._entries.get(key)
+
+    def drop(self, key: Key) -> None:
+        """Forget one entry, if it is there."""
+        self._entries.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a media key stands for.
+
+    Attributes:
+        content: SHA-256 of the media bytes.
+        label: what a reader would recognise the media by.
+    """
+
+    content: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to one role, its body already known to be a JSON object.
+
+    Attributes:
+        role: role that serves it.
+        body: the JSON body.
+        exchange: its record.
+    """
+
+    role: Role
+    body: dict[str, Any]
+    exchange: Exchange
+
+
+MediaKey = tuple["Modality", str]
+
+
+class Deployment:
+    """State of one simulated deployment.
+
+    Attributes:
+        config: the knobs.
+        recorder: exchanges and violations.
+        encodings: number of embeddings per encoder output, by modality and key.
+        processed: keys the prefill engine's processor cache holds.
+        identities: what each key stands for, as the roles saw it.
+        kv: `remote_request_id` of the KV blocks prefill computed, by prompt key.
+        kv_owner: prompt key by `remote_request_id`.
+        invented_requests: prefill answers so far, for engine request ids.
+    """
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self.config = config
+        self.recorder = Recorder()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all requests; the knobs stay."""
+        self.recorder.clear()
+        self.encodings: Store[MediaKey, int] = Store()
+        self.processed: Store[MediaKey, None] = Store()
+        self.identities: Store[MediaKey, Identity] = Store()
+        self.kv: Store[str, str] = Store()
+        self.kv_owner: Store[str, str] = Store()
+        self.invented_requests = 0
+
+    def pixel_bounds(self, role: Role) -> PixelBounds:
+        """The processor settings of a role."""
+        largest = self.config.max_pixels
+        if role == "encode" and self.config.encode_max_pixels is not None:
+            largest = self.config.encode_max_pixels
+        return PixelBounds(self.config.min_pixels, largest)
+
+    def violate(self, call: Call, message: str) -> None:
+        """Record a breach of the contract that the engine survives."""
+        self.recorder.violate(call.exchange, message)
+
+    def served_model(self, name: str | None) -> str:
+        """The model a body asks for, the first one when it names none; raises ApiError (404)."""
+        if name is None:
+            return self.config.models[0]
+        if name not in self.config.models:
+            raise model_not_found(name)
+        return name
+
+    def identify(self, call: Call, key: MediaKey, identity: Identity) -> None:
+        """Note what a key stands for; one key for two different media is a violation."""
+        known = self.identities.get(key)
+        if known is not None and known.content != identity.content:
+            self.violate(
+                call,
+                f"{key[0]} key {key[1]!r} stands for {identity.label} (sha256 {identity.content[:8]}) here, "
+                f"for {known.label} (sha256 {known.content[:8]}) before",
+            )
+        self.identities.put(key, identity)

@@ -1,0 +1,234 @@
+"""The encode and prefill roles: what an engine does with a one-token request."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sidecar.simulator import answers
+from sidecar.simulator.errors import internal_error
+from sidecar.simulator.fields import optional_object
+from sidecar.simulator.prompt import read_prompt
+from sidecar.simulator.sampling import TRANSFER_FIELDS, read_sampling
+from sidecar.simulator.serialization import AUDIO_FIELD, GRID_FIELD
+
+if TYPE_CHECKING:
+    from sidecar.simulator.deployment import Call, Deployment
+    from sidecar.simulator.prompt import Api, Entry, Prompt
+
+_HIDDEN_SIZE = 2048
+_BYTES_PER_ELEMENT = 2
+_BLOCK_TOKENS = 16
+_PEER = {"peer_host": "127.0.0.1", "peer_port": 5601}
+_PEER_FIELDS = ("peer_host", "peer_port", "size_bytes", "shape")
+RENDER_FIELDS = ("mm_payload", "return_mm_kwargs")
+"""Fields that only ever belong in a render body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A validated request to an engine that generates one token at most."""
+
+    prompt: Prompt
+    model: str
+
+
+def encode(deployment: Deployment, call: Call, api: Api, request_id: str) -> dict[str, Any]:
+    """Run the encoder over the media of a request and announce its outputs.
+
+    Raises:
+        ApiError: what vLLM answers to a body it refuses.
+    """
+    for name in TRANSFER_FIELDS:
+        if call.body.get(name) is not None:
+            deployment.violate(call, f"{name} in an encode body")
+    work = _admit(deployment, call, api)
+    if not work.prompt.entries:
+        deployment.violate(call, "an encode request without media")
+    descriptors: dict[str, dict[str, Any]] = {}
+    for index, entry in enumerate(work.prompt.entries):
+        if entry.source in {"metadata", "cached"}:
+            raise internal_error()
+        if entry.embeds is None:
+            raise internal_error("Internal server error: the item has no grid")
+        if entry.key in descriptors:
+            descriptors[entry.key]["item_indices"].append(index)
+            continue
+        place = (entry.modality, entry.key)
+        if deployment.config.descriptors == "evicted":
+            deployment.encodings.drop(place)
+        else:
+            deployment.encodings.put(place, entry.embeds)
+        descriptors[entry.key] = _descriptor(deployment, entry, entry.embeds, index)
+    announced = descriptors if deployment.config.descriptors != "none" else None
+    return answers.document(
+        answers.Generation(
+            api,
+            request_id,
+            work.model,
+            words=(),
+            finish_reason="stop",
+            choices=1,
+            prompt_tokens=len(work.prompt.token_ids),
+            cached_tokens=0,
+            transfer={"kv_transfer_params": None, "ec_transfer_params": announced},
+        )
+    )
+
+
+def prefill(deployment: Deployment, call: Call, api: Api, request_id: str) -> dict[str, Any]:
+    """Compute the KV blocks of a prompt and say where they are.
+
+    Raises:
+        ApiError: what vLLM answers to a body it refuses, or to the request that killed its engine.
+    """
+    work = _admit(deployment, call, api)
+    for entry in work.prompt.entries:
+        check_span(deployment, call, work.prompt, entry)
+        _obtain_embeddings(deployment, call, entry)
+    params = _store_kv(deployment, call, work.prompt)
+    return answers.document(
+        answers.Generation(
+            api,
+            request_id,
+            work.model,
+            words=("I",),
+            finish_reason="length",
+            choices=1,
+            prompt_tokens=len(work.prompt.token_ids),
+            cached_tokens=0,
+            transfer={"kv_transfer_params": params, "ec_transfer_params": None},
+        )
+    )
+
+
+def check_span(deployment: Deployment, call: Call, prompt: Prompt, entry: Entry) -> None:
+    """Raise ApiError (500) where the span of a features entry cannot take its embeddings."""
+    if entry.source == "media":
+        return
+    name = f"{entry.modality} {entry.key!r}"
+    if len(set(prompt.token_ids[entry.offset : entry.offset + entry.length])) > 1:
+        raise deployment.recorder.crash(
+            call.exchange, f"{name}: the span mixes tokens, not all of its {entry.length} get an embedding"
+        )
+    if entry.embeds is None:
+        if entry.source != "cached":
+            raise internal_error("Internal server error: the item has no grid")
+    elif entry.embeds != entry.length:
+        raise deployment.recorder.crash(
+            call.exchange, f"{name}: the grid gives {entry.embeds} embeddings for a span of {entry.length}"
+        )
+
+
+def refuse_client_fields(deployment: Deployment, call: Call) -> None:
+    """Record fields that may not reach an engine in the place they are in."""
+    for name in RENDER_FIELDS:
+        if name in call.body:
+            deployment.violate(call, f"{name} belongs in a render body only")
+    nested = optional_object(call.body, "sampling_params") or {}
+    for container, where in ((call.body, "extra_args"), (nested, "sampling_params.extra_args")):
+        for name in TRANSFER_FIELDS:
+            if name in (optional_object(container, "extra_args") or {}):
+                deployment.violate(call, f"{name} in {where}: transfer parameters travel at the top level")
+
+
+def _admit(deployment: Deployment, call: Call, api: Api) -> Work:
+    refuse_client_fields(deployment, call)
+    sampling = read_sampling(deployment, api, call.body)
+    if sampling.stream:
+        deployment.violate(call, "stream: true: a streamed answer carries no transfer parameters")
+    if sampling.max_tokens != 1 or sampling.choices != 1:
+        wanted = "any number of" if sampling.max_tokens is None else sampling.max_tokens
+        deployment.violate(
+            call, f"{wanted} tokens in {sampling.choices} choices asked for where one token is enough"
+        )
+    return Work(read_prompt(deployment, call, api), sampling.model)
+
+
+def _descriptor(deployment: Deployment, entry: Entry, embeds: int, index: int) -> dict[str, Any]:
+    kind = deployment.config.descriptors
+    metadata: dict[str, Any] = {}
+    if kind in {"nixl", "plain"}:
+        if entry.grid is not None:
+            metadata = {GRID_FIELD[entry.modality]: list(entry.grid)}
+        else:
+            metadata = {AUDIO_FIELD: [embeds]}
+    descriptor: dict[str, Any] = {
+        "modality": entry.modality,
+        "item_indices": [index],
+        "metadata": metadata,
+    }
+    if kind in {"nixl", "no-metadata"}:
+        descriptor |= _PEER
+        descriptor["size_bytes"] = embeds * _HIDDEN_SIZE * _BYTES_PER_ELEMENT
+        descriptor["shape"] = [embeds, _HIDDEN_SIZE]
+    return descriptor
+
+
+def _obtain_embeddings(deployment: Deployment, call: Call, entry: Entry) -> None:
+    place = (entry.modality, entry.key)
+    name = f"{entry.modality} {entry.key!r}"
+    stored = deployment.encodings.get(place)
+    needed = entry.embeds if entry.source == "media" else entry.length
+    announced = _announced(call, entry.key)
+    by_peer = deployment.config.descriptors in {"nixl", "no-metadata", "evicted"}
+    reachable = stored is not None and (announced is not None or not by_peer)
+    if reachable and stored != needed:
+        raise deployment.recorder.crash(
+            call.exchange, f"{name}: the encoder output has {stored} embeddings, the prompt needs {needed}"
+        )
+    match entry.source:
+        case "metadata":
+            if stored is None:
+                raise deployment.recorder.crash(
+                    call.exchange, f"{name}: metadata only, and there is no encoder output under this key"
+                )
+            if by_peer and (announced is None or any(field not in announced for field in _PEER_FIELDS)):
+                deployment.violate(call, f"{name}: metadata only, without the peer address of its descriptor")
+                raise internal_error("Internal server error: the encoder output is not reachable")
+        case "cached":
+            if place not in deployment.processed:
+                deployment.violate(
+                    call, f"{name}: neither tensors nor metadata, and not in the processor cache"
+                )
+                raise internal_error()
+        case "tensors" | "media":
+            deployment.processed.put(place, None)
+
+
+def _announced(call: Call, key: str) -> dict[str, Any] | None:
+    descriptor = (optional_object(call.body, "ec_transfer_params") or {}).get(key)
+    return descriptor if isinstance(descriptor, dict) else None
+
+
+def _store_kv(deployment: Deployment, call: Call, prompt: Prompt) -> dict[str, Any] | None:
+    asked = optional_object(call.body, "kv_transfer_params") or {}
+    if asked.get("do_remote_decode") is not True:
+        deployment.violate(call, "a prefill body without kv_transfer_params.do_remote_decode")
+        return None
+    if asked.get("do_remote_prefill") is True:
+        deployment.violate(call, "kv_transfer_params.do_remote_prefill in a prefill body")
+    key = prompt.key()
+    deployment.invented_requests += 1
+    remote_id = f"cmpl-{deployment.invented_requests}-{secrets.token_hex(4)}"
+    deployment.kv.put(key, remote_id)
+    if deployment.config.kv_connector == "shared":
+        return None
+    deployment.kv_owner.put(remote_id, key)
+    blocks = -(-len(prompt.token_ids) // _BLOCK_TOKENS)
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_block_ids": [list(range(1, blocks + 1))],
+        "remote_engine_id": "5e1f0a7c-prefill",
+        "remote_request_id": remote_id,
+        "remote_host": "127.0.0.1",
+        "remote_port": 5600,
+        "tp_size": 1,
+        "dcp_size": 1,
+        "pp_size": 1,
+        "remote_num_tokens": len(prompt.token_ids),
+        "remote_blocks_expiry_time": None,
+        "transfer_mode": "pull",
+    }

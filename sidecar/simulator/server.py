@@ -1,0 +1,297 @@
+"""The listeners: one per role, and one for whoever watches and steers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from copy import deepcopy
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from sidecar.simulator import answers, faults
+from sidecar.simulator.config import LISTENERS, RENDER_FAULTS, ROLES, ConfigError, Role, SimulatorConfig
+from sidecar.simulator.decode import decode
+from sidecar.simulator.deployment import Call, Deployment
+from sidecar.simulator.engine import encode, prefill
+from sidecar.simulator.errors import ApiError, NotServed, bad_request
+from sidecar.simulator.render import render
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Self
+
+    from sidecar.simulator.config import Listener
+    from sidecar.simulator.prompt import Api
+    from sidecar.simulator.recorder import Exchange
+
+MAX_BODY_BYTES = 256 << 20
+_SHUTDOWN_SECONDS = 0.2
+_WRITE_BYTES = 1 << 20
+_APIS: dict[str, Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/inference/v1/generate": "generate",
+}
+_RENDER_SUFFIX = "/render"
+_NO_ENCODE = "completions"
+_ROUTING_HEADERS = (
+    "x-prefiller-host-port",
+    "x-prefiller-url",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-rank",
+)
+"""Headers by which a client could name a worker: no role may see them."""
+
+
+class Simulator:
+    """A deployment of render, encode, prefill and decode in this process.
+
+    Args:
+        config: the knobs to start with; a copy is taken, and checked (ConfigError).
+
+    Attributes:
+        deployment: knobs, records and stores.
+        addresses: host and port per listener (`render`, `encode`, `prefill`, `decode`, `admin`) once started.
+    """
+
+    def __init__(self, config: SimulatorConfig | None = None) -> None:
+        self._initial = (config or SimulatorConfig()).patched({})
+        self.deployment = Deployment(deepcopy(self._initial))
+        self.addresses: dict[Listener, tuple[str, int]] = {}
+        self._runners: list[web.AppRunner] = []
+
+    @property
+    def config(self) -> SimulatorConfig:
+        """The knobs; assigning to an attribute takes effect with the next request."""
+        return self.deployment.config
+
+    def url(self, listener: Listener) -> str:
+        """Base URL of a listener, once started."""
+        host, port = self.addresses[listener]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Change some knobs, checked; raises ConfigError and then changes none."""
+        if self.addresses and (fixed := sorted({"host", "ports"} & changes.keys())):
+            raise ConfigError(f"{fixed[0]} is fixed once the simulator runs")
+        self.deployment.config = self.config.patched(changes)
+
+    def reset(self) -> None:
+        """Back to the initial knobs, with empty stores and records."""
+        self.deployment.config = deepcopy(self._initial)
+        self.deployment.clear()
+
+    async def start(self) -> None:
+        """Bind all listeners; raises OSError when one cannot, and then none stays bound."""
+        try:
+            for listener in LISTENERS:
+                await self._listen(listener)
+        except OSError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close all listeners; answers in progress are cut off."""
+        runners, self._runners = self._runners, []
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        self.addresses = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _listen(self, listener: Listener) -> None:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        if listener == "admin":
+            _add_admin(app, self)
+        else:
+            app.router.add_route("*", "/{path:.*}", _role_handler(self.deployment, listener))
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        host = self.config.host
+        await web.TCPSite(runner, host, self.config.ports.get(listener, 0)).start()
+        self.addresses[listener] = (host, runner.addresses[0][1])
+
+
+def _role_handler(
+    deployment: Deployment, role: Role
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path in {"/health", "/v1/models"}:
+            return _information(deployment, request.path)
+        raw = await request.read()
+        body = _decode_json(raw)
+        exchange = deployment.recorder.begin(
+            role, request.method, request.path_qs, request.headers, body=body, body_bytes=len(raw)
+        )
+        try:
+            response = await _answer(deployment, role, request, body, exchange)
+        except ApiError as error:
+            exchange.status = error.status
+            return _json(error.document(), error.status)
+        except NotServed:
+            exchange.status = 404
+            return _json({"detail": "Not Found"}, 404)
+        except asyncio.CancelledError:
+            exchange.cancelled = True
+            raise
+        except ConnectionError:
+            exchange.cancelled = True
+            return web.Response()
+        if request.transport is not None and not request.transport.is_closing():
+            exchange.status = response.status
+        return response
+
+    return handle
+
+
+async def _answer(
+    deployment: Deployment, role: Role, request: web.Request, body: object, exchange: Exchange
+) -> web.StreamResponse:
+    api = _api_of(role, request.path)
+    if request.method != "POST":
+        return _json({"detail": "Method Not Allowed"}, 405)
+    _check_headers(deployment, role, exchange)
+    await asyncio.sleep(deployment.config.latency.get(role, 0))
+    fault = deployment.config.take_fault(role)
+    model = body.get("model", "") if isinstance(body, dict) else ""
+    if (spoilt := await faults.play(request, fault, str(model))) is not None:
+        return spoilt
+    if not isinstance(body, dict):
+        raise bad_request("JSON decode error: the body is not a JSON object", "body")
+    return await _serve(deployment, request, Call(role, body, exchange), api, fault)
+
+
+async def _serve(
+    deployment: Deployment, request: web.Request, call: Call, api: Api, fault: str
+) -> web.StreamResponse:
+    request_id = call.exchange.request_id or str(call.body.get("request_id") or uuid.uuid4().hex)
+    match call.role:
+        case "render":
+            spoil = fault if fault in RENDER_FAULTS else ""
+            return await _send(request, render(deployment, call, api, request_id, spoil))
+        case "encode":
+            return _json(encode(deployment, call, api, request_id))
+        case "prefill":
+            return _json(prefill(deployment, call, api, request_id))
+        case "decode":
+            answer = decode(deployment, call, api, request_id)
+            if not answer.stream:
+                return _json(answers.document(answer.generation))
+            return await _stream(request, answer.generation, deployment, include_usage=answer.include_usage)
+
+
+def _api_of(role: Role, path: str) -> Api:
+    if role == "render":
+        api = _APIS.get(path.removesuffix(_RENDER_SUFFIX)) if path.endswith(_RENDER_SUFFIX) else None
+        if api == "generate":
+            raise NotServed
+    else:
+        api = _APIS.get(path)
+        if role == "encode" and api == _NO_ENCODE:
+            raise NotServed
+    if api is None:
+        raise NotServed
+    return api
+
+
+def _check_headers(deployment: Deployment, role: Role, exchange: Exchange) -> None:
+    phase = exchange.headers.get("epp-profile")
+    expected = None if role == "render" else role
+    if phase != expected:
+        deployment.recorder.violate(
+            exchange, f"EPP-Profile is {phase!r} at {role}, where it should be {expected!r}"
+        )
+    for name in _ROUTING_HEADERS:
+        if name in exchange.headers:
+            deployment.recorder.violate(exchange, f"the header {name} of a client reached {role}")
+
+
+def _information(deployment: Deployment, path: str) -> web.Response:
+    if path == "/health":
+        return web.Response()
+    config = deployment.config
+    models = [
+        {"id": name, "object": "model", "owned_by": "vllm", "max_model_len": config.max_model_len}
+        for name in config.models
+    ]
+    return _json({"object": "list", "data": models})
+
+
+async def _send(request: web.Request, document: bytes) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.content_type = "application/json"
+    response.content_length = len(document)
+    await response.prepare(request)
+    view = memoryview(document)
+    for start in range(0, len(view), _WRITE_BYTES):
+        await response.write(view[start : start + _WRITE_BYTES])
+    await response.write_eof()
+    return response
+
+
+async def _stream(
+    request: web.Request, generation: answers.Generation, deployment: Deployment, *, include_usage: bool
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    for event in answers.events(generation, include_usage=include_usage):
+        await response.write(event)
+        await asyncio.sleep(deployment.config.chunk_delay)
+    await response.write_eof()
+    return response
+
+
+def _json(document: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
+
+
+def _decode_json(raw: bytes) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _add_admin(app: web.Application, simulator: Simulator) -> None:
+    recorder = simulator.deployment.recorder
+
+    async def exchanges(_: web.Request) -> web.Response:
+        return _json({role: [asdict(exchange) for exchange in recorder.of(role)] for role in ROLES})
+
+    async def violations(_: web.Request) -> web.Response:
+        return _json([asdict(violation) for violation in recorder.violations])
+
+    async def configure(request: web.Request) -> web.Response:
+        changes = _decode_json(await request.read())
+        if not isinstance(changes, dict):
+            return _json({"error": "send a JSON object of knobs"}, 400)
+        try:
+            simulator.configure(changes)
+        except ConfigError as error:
+            return _json({"error": str(error)}, 400)
+        return _json(asdict(simulator.config))
+
+    async def reset(_: web.Request) -> web.Response:
+        simulator.reset()
+        return _json(asdict(simulator.config))
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app.router.add_get("/health", health)
+    app.router.add_get("/simulator/exchanges", exchanges)
+    app.router.add_get("/simulator/violations", violations)
+    app.router.add_post("/simulator/config", configure)
+    app.router.add_post("/simulator/reset", reset)
