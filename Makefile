@@ -22,13 +22,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## a multimodal request through a real Envoy, in three forms
-	@$(BIN)/python deploy/envoy/demo.py
+	@$(BIN)/python -m deploy.envoy.demo
 
 run: $(STAMP) ## keep the demo running, and print requests to try
-	@$(BIN)/python deploy/envoy/demo.py --keep
+	@$(BIN)/python -m deploy.envoy.demo --keep
 
 test: $(STAMP) ## unit tests, then tests through a real Envoy
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/e2e
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -63,6 +63,7 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
             settings.gateway.address,
             head_timeout=settings.gateway.timeout,
             timeout_key="gateway.timeout",
+            address_key="gateway.address",
             max_idle=settings.gateway.max_idle_conns_per_host,
             idle_timeout=settings.gateway.idle_conn_timeout,
         ),
@@ -85,6 +86,7 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
                 render.address,
                 head_timeout=render.timeout,
                 timeout_key="timeout of the render step",
+                address_key="address of the render step",
                 max_idle=render.max_idle_conns_per_host,
                 idle_timeout=render.idle_conn_timeout,
             ),
@@ -93,12 +95,14 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
         steps.append(TimedStep(RenderStep(render, upstream), render.timeout))
     if (encode := rules.encode) is not None:
         steps.append(TimedStep(EncodeStep(encode, gateway), encode.timeout))
-    kv = None
     if (prefill := rules.prefill) is not None:
-        kv = kv_connector(prefill.kv_connector)
         ec = ec_connector(prefill.ec_connector, trust_descriptors=rules.ec_trust_descriptors)
-        steps.append(TimedStep(PrefillStep(prefill, gateway, kv, ec), prefill.timeout))
-    steps.append(TimedStep(DecodeStep(kv), None))
+        step = PrefillStep(prefill, gateway, kv_connector(prefill.kv_connector), ec)
+        steps.append(TimedStep(step, prefill.timeout))
+    if (decode := rules.decode) is not None:
+        # Without a prefill step nobody has a cache for decode to fetch.
+        kv = kv_connector(decode.kv_connector) if rules.prefill is not None else None
+        steps.append(TimedStep(DecodeStep(kv), None))
     control_headers = ControlHeaders((*settings.headers.strip, *rules.forward_response_headers))
     return Pipeline(
         steps, LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers)

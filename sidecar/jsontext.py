@@ -44,8 +44,8 @@ def read_document(text: bytes | bytearray) -> RawObject:
         MalformedJson: not strict UTF-8, a byte order mark, not JSON, nested too deeply, or not an object.
     """
     if text[:3] == codecs.BOM_UTF8:
-        raise MalformedJson("the body starts with a byte order mark; send plain UTF-8")
-    _check_utf8(text)
+        raise MalformedJson("it starts with a byte order mark; send plain UTF-8")
+    check_utf8(text)
     return read_object(text)
 
 
@@ -78,8 +78,8 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes | bytearray | Raw) -> 
         raise MalformedJson("nested too deeply") from None
 
 
-def _check_utf8(text: bytes | bytearray) -> None:
-    # Raw values are skipped by the decoder without looking at their bytes.
+def check_utf8(text: bytes | bytearray) -> None:
+    """Raise MalformedJson unless the text is UTF-8: the decoder skips raw values unseen."""
     if text.isascii():
         return
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -87,9 +87,8 @@ def _check_utf8(text: bytes | bytearray) -> None:
     try:
         for start in range(0, len(view), _UTF8_WINDOW):
             decoder.decode(bytes(view[start : start + _UTF8_WINDOW]))
-        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise MalformedJson(f"the body is not UTF-8 ({error.reason})") from None
+        raise MalformedJson(f"it is not UTF-8 ({error.reason})") from None
 
 
 def is_null(value: Raw | None) -> bool:

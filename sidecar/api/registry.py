@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from sidecar.api.chat import ChatApi
 
@@ -18,8 +19,11 @@ _BY_PATH: Mapping[str, Api] = {api.path: api for api in _APIS}
 
 
 def api_for_path(path: str) -> Api | None:
-    """The API that owns a path (query string excluded), or None: the request passes through."""
-    return _BY_PATH.get(path)
+    """The API that owns a path (query string excluded), or None: the request passes through.
+
+    Compared percent-decoded, as the workers do: an escaped spelling must not get around the pipeline.
+    """
+    return _BY_PATH.get(unquote(path))
 
 
 def default_error_body(error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:

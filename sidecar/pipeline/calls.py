@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from sidecar.errors import StepFailed, StepRejected
-from sidecar.jsontext import MalformedJson, read_object
+from sidecar.jsontext import MalformedJson, read_document
 from sidecar.upstream.client import Call
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def answer_object(step: StepName, answer: Answer) -> RawObject:
     if answer.status != HTTPStatus.OK:
         raise refusal(step, answer)
     try:
-        return read_object(answer.body)
+        return read_document(answer.body)
     except MalformedJson as error:
         raise StepFailed(
             step, f"{step} answered with something that is not a JSON object", detail=str(error)

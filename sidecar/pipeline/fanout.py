@@ -30,11 +30,14 @@ async def gather_all(calls: Iterable[Callable[[], Awaitable[T]]], *, limit: int)
                 waiting.clear()
                 raise
 
-    workers = min(limit, len(waiting))
+    total = len(waiting)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(workers):
+            for _ in range(min(limit, total)):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [results[index] for index in range(len(results))]
+    if len(results) < total:
+        # A task group takes a call that cancels itself for one that has ended well.
+        raise RuntimeError("a call was cancelled from inside")
+    return [results[index] for index in range(total)]

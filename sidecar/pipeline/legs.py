@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sidecar.http import HeaderPairs, RequestHead
 
 PHASE_HEADER = "epp-profile"
+_TRACE_STATE = "tracestate"
 
 _NOT_FORWARDED = frozenset(
     {
@@ -70,17 +71,16 @@ class LegHeaders:
             ("traceparent", traceparent),
             (HOP_GUARD, "1"),
         )
+        # The state of another trace says nothing about this one.
+        self._foreign_state = head.get("traceparent") != traceparent
+        dropped = _NOT_FORWARDED | _connection_options(head)
+        if self._foreign_state:
+            dropped |= {_TRACE_STATE}
         self._from_client = tuple(
             (name, value)
             for name, value in head.headers
-            if name not in _NOT_FORWARDED
-            and name not in self._connection_options()
-            and name not in control_headers
+            if name not in dropped and name not in control_headers
         )
-
-    def _connection_options(self) -> frozenset[str]:
-        listed = (value for name, value in self._head.headers if name == "connection")
-        return frozenset(option.strip().lower() for value in listed for option in value.split(","))
 
     def carry(self, answer_headers: Mapping[str, str]) -> None:
         """Keep the configured response headers of one phase for all later legs."""
@@ -102,5 +102,12 @@ class LegHeaders:
         return ((PHASE_HEADER, "decode"), *self._identity, *self._carried.items())
 
     def removed_from_decode(self) -> tuple[str, ...]:
-        """Control headers of the client that must not reach decode."""
-        return self._control_headers.among(name for name, _ in self._head.headers)
+        """Headers of the client that must not reach decode."""
+        names = [name for name, _ in self._head.headers]
+        state = (_TRACE_STATE,) if self._foreign_state and _TRACE_STATE in names else ()
+        return (*self._control_headers.among(names), *state)
+
+
+def _connection_options(head: RequestHead) -> frozenset[str]:
+    listed = (value for name, value in head.headers if name == "connection")
+    return frozenset(option.strip().lower() for value in listed for option in value.split(","))

@@ -87,16 +87,25 @@ class Upstream:
         address: base URL without a trailing slash.
         head_timeout: seconds until the head of an answer has arrived.
         timeout_key: the configuration key of that timeout, for messages.
+        address_key: the configuration key of the address, for messages.
         max_idle: connections kept open while unused.
         idle_timeout: seconds an unused connection stays open.
     """
 
     def __init__(
-        self, address: str, *, head_timeout: float, timeout_key: str, max_idle: int, idle_timeout: float
+        self,
+        address: str,
+        *,
+        head_timeout: float,
+        timeout_key: str,
+        address_key: str,
+        max_idle: int,
+        idle_timeout: float,
     ) -> None:
         self._address = address
         self._head_timeout = head_timeout
         self._timeout_key = timeout_key
+        self._address_key = address_key
         self._max_idle = max_idle
         self._idle_timeout = idle_timeout
         self._in_flight = 0
@@ -173,8 +182,8 @@ class Upstream:
             self._in_flight -= 1
         if response.status == _LOOP_STATUS:
             raise LoopDetected(
-                f"the {call.step} call came back to this filter; gateway.address must lead to a listener or "
-                "route without it",
+                f"the {call.step} call came back to this filter; {self._address_key} must lead to a listener "
+                "or route without it",
                 stage=call.step,
             )
         return Answer(response.status, answer_headers, body)
@@ -232,8 +241,10 @@ def _encodable(headers: HeaderPairs) -> list[tuple[str, str]]:
     """
     kept = []
     for name, value in headers:
-        with contextlib.suppress(UnicodeDecodeError):
+        try:
             kept.append((name, value.encode("latin-1").decode("utf-8")))
+        except UnicodeDecodeError:
+            logger.warning("header left out: its value is not UTF-8", extra={"header": name})
     return kept
 
 

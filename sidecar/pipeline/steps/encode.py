@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sidecar.errors import EncodeMismatch, MixedSpan, StepName
+from sidecar.errors import EncodeMismatch, StepName
 from sidecar.jsontext import MalformedJson, is_null, read_object, read_value, segments, to_raw
 from sidecar.multimodal.consistency import GridMismatch, check_grids
-from sidecar.multimodal.entries import Descriptor
+from sidecar.multimodal.entries import Descriptor, entries_of
 from sidecar.multimodal.features import content_parts, single_entry_features
 from sidecar.pipeline.calls import answer_object, post
 from sidecar.pipeline.fanout import gather_all
@@ -69,7 +69,7 @@ class EncodeStep:
         bodies: dict[tuple[str, str], JsonTree] = {}
         # All bodies exist before the first call leaves: one item that cannot be sent fails the whole request.
         # Equal items share a call, but each has a span of its own to check.
-        for entry in state.entries:
+        for entry in _openai_entries(state) if form == "openai" else state.entries:
             identity = _identity(entry)
             groups.setdefault(identity, []).append(entry)
             bodies.setdefault(identity, _body(state, form, entry))
@@ -111,11 +111,17 @@ def _identity(entry: Entry) -> tuple[str, str]:
     return entry.modality, hashlib.sha256(memoryview(entry.part.url)).hexdigest()
 
 
+def _openai_entries(state: RequestState) -> list[Entry]:
+    """One entry per part of the client's body, also for parts whose modality the renderer names otherwise."""
+    placed = {id(entry.part): entry for entry in state.entries}
+    return [placed.get(id(entry.part), entry) for entry in entries_of(state.body.parts)]
+
+
 def _body(state: RequestState, form: EncodeForm, entry: Entry) -> JsonTree:
-    if form == "openai" or state.prompt is None:
-        if entry.part is None:
-            raise MixedSpan(f"{entry.label} cannot be encoded in the OpenAI format", stage="encode")
+    if entry.part is not None and (form == "openai" or state.prompt is None):
         return state.body.encode(entry.part)
+    if state.prompt is None:
+        raise RuntimeError("an entry without a part comes from a render answer")
     if form == "features":
         token_ids = [state.prompt.token_ids[0], *_span_ids(state.prompt, entry)]
         return encode_body(state, token_ids, {"features": single_entry_features(entry)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidecar.jsontext import MalformedJson, Raw, is_null, read_object, segments
+from sidecar.jsontext import MalformedJson, Raw, read_object, segments
 from sidecar.multimodal.forms import PrefillPlan, plan_prefill
 from sidecar.pipeline.calls import answer_object, post
 from sidecar.pipeline.generate import GENERATE_PATH, prefill_body
@@ -88,7 +88,7 @@ def _covering(state: RequestState, ec: EcConnector) -> Iterable[Descriptor]:
 
 
 def _object_or_none(value: Raw | None) -> dict[str, Raw] | None:
-    if value is None or is_null(value):
+    if value is None:
         return None
     try:
         return read_object(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepName
-from sidecar.jsontext import NULL, MalformedJson, Raw, is_null, read_object, read_value, segments
+from sidecar.jsontext import NULL, MalformedJson, Raw, check_utf8, is_null, read_object, read_value, segments
 from sidecar.multimodal.entries import Entry, entries_of, media_summary
 from sidecar.multimodal.forms import mixed_entry
 from sidecar.multimodal.spans import InvalidSpans, Span, check_spans
@@ -161,8 +161,9 @@ def _error_members(answer: Answer) -> Mapping[str, object]:
 
 def _read(answer: Answer) -> _Rendered:
     try:
+        check_utf8(answer.body)
         return _rendered_decoder.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (MalformedJson, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _failed(f"the answer is not a render response ({error})") from None
 
 
@@ -193,7 +194,7 @@ def _pair(features: _Features | None, state: RequestState) -> list[Entry]:
     placed = _placed_entries(features or _Features())
     entries = entries_of(state.body.parts)
     sent = Counter(entry.modality for entry in entries)
-    foreign = [entry for modality in placed.keys() - _KNOWN_MODALITIES for entry in placed[modality]]
+    foreign = [e for modality, items in placed.items() if modality not in _KNOWN_MODALITIES for e in items]
     unpaired = sum(count for modality, count in sent.items() if modality not in placed)
     known = placed.keys() & _KNOWN_MODALITIES
     if unpaired != len(foreign) or any(len(placed[modality]) != sent[modality] for modality in known):
@@ -270,6 +271,11 @@ def _check_placement(entries: Sequence[Entry], total: int) -> None:
         check_spans((entry.span for entry in entries), total)
     except InvalidSpans as error:
         raise _failed(str(error)) from None
+    lengths: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        # Equal items have one encoding, and it fits one length only.
+        if lengths.setdefault((entry.modality, entry.hash), entry.span.length) != entry.span.length:
+            raise _failed(f"{entry.label} has the hash of another item, but a span of another length")
 
 
 def _check_omission(

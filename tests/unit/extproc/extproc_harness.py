@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from sidecar.extproc.admission import AdmissionRules
 from sidecar.control_headers import ControlHeaders
+from sidecar.extproc.admission import AdmissionRules
 from sidecar.extproc.pb.envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from sidecar.extproc.pb.envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from extproc_harness import ADMISSION, CHAT, head_event
 
 from sidecar.api import api_for_path
 from sidecar.errors import BadRequest, BodyTooLarge, LoopDetected, SidecarError, UnsupportedBodyMode
@@ -13,6 +12,7 @@ from sidecar.errors import UnsupportedEncoding as Encoding
 from sidecar.extproc import identity
 from sidecar.extproc.admission import AdmissionRules, Coordinate, Decision, PassThrough, decide
 from sidecar.extproc.protocol import BodyMode, HeaderChange, RequestHeaders
+from tests.unit.extproc.extproc_harness import ADMISSION, CHAT, head_event
 
 API = api_for_path(CHAT)
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from extproc_harness import CONTROL, DUPLEX, head_event
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from sidecar.extproc.protocol import (
     ResponseReply,
     TrailersReply,
 )
+from tests.unit.extproc.extproc_harness import CONTROL, DUPLEX, head_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from extproc_harness import body, headers, trailers
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from sidecar.extproc.protocol import (
     RequestTrailers,
     ResponseEvent,
 )
+from tests.unit.extproc.extproc_harness import body, headers, trailers
 
 
 def test_headers() -> None:

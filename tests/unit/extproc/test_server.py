@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from extproc_harness import RULES, body, echo, hang, headers, pieces, serving, settled
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sidecar.extproc.listener import ListenError
 from sidecar.extproc.server import Server
 from sidecar.extproc.service import SERVICE_NAME, ExternalProcessor
 from sidecar.limits import InFlightBudget
+from tests.unit.extproc.extproc_harness import RULES, body, echo, hang, headers, pieces, serving, settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from extproc_harness import (
+
+from sidecar.config import Settings
+from sidecar.errors import StepFailed, StepTimeout
+from sidecar.extproc.protocol import BodyMode
+from sidecar.extproc.rules import ServiceRules
+from sidecar.extproc.service import ExternalProcessor
+from sidecar.limits import InFlightBudget
+from sidecar.pipeline.request import DecodeRewrite
+from tests.unit.extproc.extproc_harness import (
     RULES,
     Harness,
     body,
@@ -24,14 +32,6 @@ from extproc_harness import (
     trailers,
     with_admission,
 )
-
-from sidecar.config import Settings
-from sidecar.errors import StepFailed, StepTimeout
-from sidecar.extproc.protocol import BodyMode
-from sidecar.extproc.rules import ServiceRules
-from sidecar.extproc.service import ExternalProcessor
-from sidecar.limits import InFlightBudget
-from sidecar.pipeline.request import DecodeRewrite
 
 if TYPE_CHECKING:
     from sidecar.extproc.pb.envoy.service.ext_proc.v3.external_processor_pb2 import (

@@ -123,7 +123,12 @@ class ScriptedUpstream(Upstream):
 
     def __init__(self, respond: Callable[[Call], Answer | Awaitable[Answer]]) -> None:
         super().__init__(
-            "http://stand-in.test", head_timeout=1, timeout_key="timeout", max_idle=1, idle_timeout=1
+            "http://stand-in.test",
+            head_timeout=1,
+            timeout_key="timeout",
+            address_key="address",
+            max_idle=1,
+            idle_timeout=1,
         )
         self.respond = respond
         self.calls: list[Call] = []

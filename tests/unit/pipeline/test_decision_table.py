@@ -6,7 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from pipeline_support import (
+
+from sidecar.errors import MixedSpan, StepFailed
+from tests.unit.pipeline.pipeline_support import (
     GRIDS,
     HASHES,
     METADATA,
@@ -21,8 +23,6 @@ from pipeline_support import (
     sent,
     two_images,
 )
-
-from sidecar.errors import MixedSpan, StepFailed
 
 COVERED = {HASHES[0]: descriptor(GRIDS[0]), HASHES[1]: descriptor(GRIDS[1])}
 ONE_COVERED = {HASHES[0]: descriptor(GRIDS[0])}
@@ -178,7 +178,12 @@ async def test_a_mixed_span_of_an_equal_item_is_422_too() -> None:
     """Equal items are encoded once, but every one of their spans is checked before anything leaves."""
     deployment = Deployment(
         mm_payload="none",
-        render=rendered([1, 10, 7, 7, 7, 7, 11, 8, 9, 12], **NULL, mm_hashes={"image": [HASHES[0]] * 2}),
+        render=rendered(
+            [1, 10, 7, 7, 11, 8, 9, 12],
+            **NULL,
+            mm_hashes={"image": [HASHES[0]] * 2},
+            mm_placeholders={"image": [{"offset": 2, "length": 2}, {"offset": 5, "length": 2}]},
+        ),
     )
     with pytest.raises(MixedSpan, match=r"image\[1\]"):
         await deployment.run(two_images())

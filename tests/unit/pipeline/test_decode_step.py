@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from pipeline_support import (
+
+from tests.unit.pipeline.pipeline_support import (
     HASHES,
     PHASE_TOKEN,
     REQUEST_ID,

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from pipeline_support import (
+
+from sidecar.errors import EncodeMismatch, SidecarError, StepFailed, StepRejected
+from sidecar.upstream.client import Answer, Call
+from tests.unit.pipeline.pipeline_support import (
     FORWARDED,
     GRIDS,
     HASHES,
@@ -27,9 +30,6 @@ from pipeline_support import (
     sent,
     two_images,
 )
-
-from sidecar.errors import EncodeMismatch, SidecarError, StepFailed, StepRejected
-from sidecar.upstream.client import Answer, Call
 
 OMITTED: dict[str, Any] = {"mm_payload": "none", "render": rendered(kwargs_data=None)}
 FORMS = pytest.mark.parametrize(
@@ -401,6 +401,9 @@ async def test_the_first_failure_cancels_the_other_calls(failure: str, failing: 
 
     async def encode(call: Call) -> Answer:
         if item_of(call) == HASHES[failing]:
+            # The other call is under way by then.
+            for _ in range(5):
+                await asyncio.sleep(0)
             if isinstance(outcome, Exception):
                 raise outcome
             assert isinstance(outcome, Answer)
@@ -484,3 +487,24 @@ async def test_a_fitting_encoding_passes_in_every_form() -> None:
         )
         await deployment.run(two_images())
         assert len(deployment.prefills) == 1
+
+
+async def test_parts_of_an_unknown_modality_are_encoded_in_the_openai_format() -> None:
+    """A renderer that merges modalities pairs with no part; each is still encoded as the client sent it."""
+    features = {
+        "mm_hashes": {"vision_chunk": ["a", "b"]},
+        "mm_placeholders": {"vision_chunk": [{"offset": 2, "length": 4}, {"offset": 7, "length": 2}]},
+        "kwargs_data": {"vision_chunk": ["AAAA", "BBBB"]},
+    }
+    deployment = Deployment(openai=True, render=rendered(**features))
+    await deployment.run(two_images())
+    assert len(deployment.encodes) == 2
+    assert deployment.record.encode_form == "openai"
+    assert deployment.record.media == "vision_chunk:2"
+
+
+async def test_an_answer_that_is_not_utf8_is_502() -> None:
+    """Values are copied into later bodies unseen, so the whole answer has to be text."""
+    deployment = Deployment(encode=lambda _call: answer(b'{"ec_transfer_params":{"a":"\xff"}}'))
+    with pytest.raises(StepFailed):
+        await deployment.run(two_images())

@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pipeline_support import FORWARDED, PHASE_TOKEN, REQUEST_ID, TRACEPARENT
 
 from sidecar.control_headers import ControlHeaders
 from sidecar.http import RequestHead
 from sidecar.pipeline.legs import LegHeaders
+from tests.unit.pipeline.pipeline_support import FORWARDED, PHASE_TOKEN, REQUEST_ID, TRACEPARENT
 
 if TYPE_CHECKING:
     from sidecar.http import HeaderPairs
@@ -154,3 +154,17 @@ def test_decode_sets_identity_and_phase_and_removes_the_clients_control_headers(
         "x-gateway-destination-endpoint-x",
         "prefer",
     )
+
+
+def test_the_state_of_another_trace_is_dropped() -> None:
+    """`tracestate` belongs to the client's `traceparent`: with a new one it goes on to no leg."""
+    built = legs(("traceparent", "00-nonsense"), ("tracestate", "vendor=1"))
+    assert "tracestate" not in unique(built.phase("encode"))
+    assert "tracestate" in built.removed_from_decode()
+
+
+def test_the_state_of_the_clients_own_trace_stays() -> None:
+    """With the client's `traceparent` its `tracestate` travels on every leg."""
+    built = legs(("traceparent", TRACEPARENT), ("tracestate", "vendor=1"))
+    assert unique(built.phase("encode"))["tracestate"] == "vendor=1"
+    assert "tracestate" not in built.removed_from_decode()

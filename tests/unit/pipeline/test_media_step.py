@@ -198,10 +198,16 @@ async def test_a_failed_download_names_the_place(fetcher: Fetcher) -> None:
 
 
 async def test_the_data_uri_is_charged_and_the_download_given_back(fetcher: Fetcher) -> None:
-    """While the request runs it is charged for the text it holds, afterwards for nothing."""
-    exactly = len(PNG) + len(DOWNLOADED) + 2
-    budget = InFlightBudget(1, exactly)
-    await run(fetcher, image(REMOTE), budget=budget)
-    assert budget.bytes == 0
+    """A request is charged for the texts it holds and the download under way, afterwards for nothing."""
+    text = len(DOWNLOADED) + len('""')
+    parts = (image(REMOTE), image(REMOTE + "?2"))
+    enough = InFlightBudget(1, text + len(PNG) + text)
+    await run(fetcher, *parts, budget=enough, max_concurrent_downloads=1)
+    assert enough.bytes == 0
     with pytest.raises(Overloaded):
-        await run(fetcher, image(REMOTE), budget=InFlightBudget(1, exactly - 1))
+        await run(
+            fetcher,
+            *parts,
+            budget=InFlightBudget(1, text + len(PNG) + text - 1),
+            max_concurrent_downloads=1,
+        )

@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from pipeline_support import (
+
+from sidecar.errors import StepFailed, StepRejected
+from tests.unit.pipeline.pipeline_support import (
     FORWARDED,
     GRIDS,
     HASHES,
@@ -22,8 +24,6 @@ from pipeline_support import (
     sent,
     two_images,
 )
-
-from sidecar.errors import StepFailed, StepRejected
 
 COVERED = {HASHES[i]: descriptor(GRIDS[i]) for i in range(2)}
 KV = (

@@ -3,7 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline_support import (
+
+from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepRejected
+from tests.unit.pipeline.pipeline_support import (
     HASHES,
     PHASE_TOKEN,
     TENSORS,
@@ -17,8 +19,6 @@ from pipeline_support import (
     sent,
     two_images,
 )
-
-from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepRejected
 
 RENDER_ONLY = ("render", "decode")
 AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
@@ -411,3 +411,10 @@ async def test_anything_else_is_502(status: int) -> None:
     error = await failure(answer(rendered(), status))
     assert (error.status, error.code, error.outcome) == (502, "epd_render_failed", "upstream_error")
     assert str(status) in error.message
+
+
+async def test_equal_items_need_spans_of_equal_length() -> None:
+    """One encoding cannot fit two spans of different lengths: 502, before anything leaves for an encoder."""
+    error = await failure(rendered(mm_hashes={"image": ["same", "same"]}))
+    assert (error.status, error.code) == (502, "epd_render_failed")
+    assert "image[1]" in error.message

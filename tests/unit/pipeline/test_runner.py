@@ -5,7 +5,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pipeline_support import Deployment, answer, rendered, two_images
 
 from sidecar.api.chat import ChatApi
 from sidecar.control_headers import ControlHeaders
@@ -16,6 +15,7 @@ from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
 from sidecar.pipeline.request import DecodeRewrite, InboundRequest
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+from tests.unit.pipeline.pipeline_support import Deployment, answer, rendered, two_images
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -197,7 +197,7 @@ async def test_every_leg_of_one_request_has_one_identity() -> None:
 
 
 async def test_a_clients_model_name_cannot_flood_the_access_log() -> None:
-    """The record is copied into every answer's metadata: a name of megabytes is cut, the legs get it whole."""
+    """The record goes into every answer's metadata: a name of megabytes is cut there, not on the legs."""
     model = "m" * (1 << 20)
     deployment = Deployment()
     decode = await deployment.decode(two_images(model=model))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
 from sidecar.simulator import Simulator
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from simulator_caller import Caller  # found through the path set above
+from tests.unit.simulator.simulator_caller import Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

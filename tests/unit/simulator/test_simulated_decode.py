@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from simulator_caller import (
+
+from sidecar.simulator.tokens import tokens_text
+from tests.unit.simulator.simulator_caller import (
     CHAT,
     FOR_PREFILL,
     GENERATE,
@@ -18,8 +20,6 @@ from simulator_caller import (
     image_url,
     prefill_body,
 )
-
-from sidecar.simulator.tokens import tokens_text
 
 if TYPE_CHECKING:
     from sidecar.simulator import Simulator

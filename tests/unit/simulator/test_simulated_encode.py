@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from simulator_caller import (
+
+from tests.unit.simulator.simulator_caller import (
     CHAT,
     GENERATE,
     IMAGE_PAD,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-from simulator_caller import CHAT, GENERATE, Caller, chat, encode_body, image_url, until
 
 from sidecar.simulator import ConfigError, Simulator, SimulatorConfig
+from tests.unit.simulator.simulator_caller import CHAT, GENERATE, Caller, chat, encode_body, image_url, until
 
 if TYPE_CHECKING:
     from sidecar.simulator.recorder import Exchange

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 
 import pytest
-from simulator_caller import audio_url, image_url, video_url
 
 from sidecar.simulator.errors import ApiError
 from sidecar.simulator.media import MediaPart, PixelBounds, embeds_of, image_grid, load
+from tests.unit.simulator.simulator_caller import audio_url, image_url, video_url
 
 BOUNDS = PixelBounds(3136, 12845056)
 

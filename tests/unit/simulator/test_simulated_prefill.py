@@ -6,7 +6,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from simulator_caller import CHAT, FOR_PREFILL, GENERATE, IMAGE_PAD, Caller, chat, image_url, prefill_body
+
+from tests.unit.simulator.simulator_caller import (
+    CHAT,
+    FOR_PREFILL,
+    GENERATE,
+    IMAGE_PAD,
+    Caller,
+    chat,
+    image_url,
+    prefill_body,
+)
 
 if TYPE_CHECKING:
     from sidecar.simulator import Simulator

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
-from simulator_caller import (
+
+from sidecar.simulator.serialization import metadata_item
+from tests.unit.simulator.simulator_caller import (
     CHAT,
     IMAGE_PAD,
     VISION_END,
@@ -20,8 +22,6 @@ from simulator_caller import (
     image_url,
     video_url,
 )
-
-from sidecar.simulator.serialization import metadata_item
 
 if TYPE_CHECKING:
     from sidecar.simulator import Simulator
