@@ -20,12 +20,12 @@ _TIMES = ("media_ms", "render_ms", "encode_ms", "prefill_ms", "total_ms", "overh
 
 _HEADINGS = (
     *("request", "api", "media", "mm_payload", "encode form", "prefill form"),
-    *("ms: media", "render", "encode", "prefill", "total", "overhead"),
-    *("request size", "render size", "status", "outcome", "note"),
+    *("ms: media", "render", "encode", "prefill", "total", "own"),
+    *("body", "rendered", "status"),
 )
-_RIGHT_ALIGNED = range(6, 15)
+_RIGHT_ALIGNED = range(6, 14)
 
-_REQUEST_ID_WIDTH = 13
+_REQUEST_ID_WIDTH = 8
 
 
 @dataclass
@@ -95,7 +95,7 @@ def read_log(lines: Iterable[str]) -> Report:
 def print_report(report: Report, out: TextIO) -> None:
     """Write the table and what was left out of it."""
     if report.rows:
-        _print_table([_cells(entry) for entry in report.rows], out)
+        _print_table([_cells(entry) for entry in report.rows], [_note(entry) for entry in report.rows], out)
     else:
         out.write("no coordinated request in this log\n")
     outcomes = Counter(_text(entry.get("outcome")) or "unanswered" for entry in report.rows)
@@ -117,16 +117,19 @@ def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
         text("request_id", "")[:_REQUEST_ID_WIDTH],
         text("api", ""),
         text("media", ""),
-        "/".join(filter(None, (text("mm_payload", ""), text("render_form", "")))),
+        _payload(text("mm_payload", ""), text("render_form", "")),
         text("encode_form", "") + _times_sign(text("encode_requests", "")),
         text("prefill_form", ""),
         *(text(key, "") for key in _TIMES),
         _size(text("request_bytes", "")),
         _size(text("render_bytes", "")),
-        text("code", ""),
-        text("outcome", "") or "unanswered",
-        _note(entry),
+        f"{text('code', '')} {text('outcome', '') or 'unanswered'}",
     )
+
+
+def _payload(asked: str, rendered: str) -> str:
+    """What was asked of the renderer, and what it did where that is something else."""
+    return f"{asked} > {rendered}" if (asked, rendered) == ("none", "tensors") else asked
 
 
 def _note(entry: dict[str, Any]) -> str:
@@ -155,20 +158,21 @@ def _size(count: str) -> str:
     if not count.isdecimal():
         return count
     size = float(count)
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "K", "M"):
         if size < 1024:  # noqa: PLR2004 (binary units)
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    return f"{size:.1f} GiB"
+    return f"{size:.1f} G"
 
 
-def _print_table(rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
-    """Aligned columns; a column that is empty in every row is left out."""
+def _print_table(rows: Sequence[tuple[str, ...]], notes: Sequence[str], out: TextIO) -> None:
+    """Aligned columns, each row followed by its note; a column that is empty in every row is left out."""
     used = [index for index in range(len(_HEADINGS)) if any(row[index] for row in rows)]
     widths = {index: max(len(row[index]) for row in (_HEADINGS, *rows)) for index in used}
-    for row in (_HEADINGS, tuple("-" * widths.get(index, 0) for index in range(len(_HEADINGS))), *rows):
+    ruler = tuple("-" * widths.get(index, 0) for index in range(len(_HEADINGS)))
+    for row, note in zip((_HEADINGS, ruler, *rows), ("", "", *notes), strict=True):
         line = "  ".join(
             row[index].rjust(widths[index]) if index in _RIGHT_ALIGNED else row[index].ljust(widths[index])
             for index in used
         )
-        out.write(line.rstrip() + "\n")
+        out.write(line.rstrip() + "\n" + (f"  {note}\n" if note else ""))

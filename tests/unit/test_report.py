@@ -57,28 +57,32 @@ def column(printed: str, heading: str) -> list[str]:
     ]
     left = max(index for index in ruled if index <= start)
     right = next((index for index in range(left, len(rule)) if rule[index] == " "), None)
-    rows = [row for row in rest if "requests: " not in row and " line" not in row]
+    rows = [row for row in rest if "requests: " not in row and not row.startswith("  ")]
     return [row[left:right].strip() for row in rows]
+
+
+def notes(printed: str) -> list[str]:
+    """The lines below rows."""
+    return [row.strip() for row in printed.splitlines() if row.startswith("  ")]
 
 
 def test_a_row_shows_forms_times_and_sizes() -> None:
     """A coordinated request is one row with its forms, step times in ms, binary sizes and outcome."""
     printed = table(line())
     shown = {
-        "request": "4f1c2a9e-77aa",
+        "request": "4f1c2a9e",
         "media": "image:2",
-        "mm_payload": "none/omitted",
+        "mm_payload": "none",
         "encode form": "content_parts x2",
         "prefill form": "mm_metadata",
         "ms: media": "1.5",
         "render": "20.2",
         "prefill ": "33.0",
         "total": "160.0",
-        "overhead": "4.2",
-        "request size": "3.0 MiB",
-        "render size": "900 B",
-        "status": "200",
-        "outcome": "ok",
+        "own": "4.2",
+        "body": "3.0 M",
+        "rendered": "900 B",
+        "status": "200 ok",
     }
     header = printed.splitlines()[0]
     cells = printed.splitlines()[2]
@@ -86,8 +90,8 @@ def test_a_row_shows_forms_times_and_sizes() -> None:
         assert heading in header
         assert value in cells
     assert column(printed, "prefill form") == ["mm_metadata"]
-    assert column(printed, "overhead") == ["4.2"]
-    assert column(printed, "request size") == ["3.0 MiB"]
+    assert column(printed, "own") == ["4.2"]
+    assert column(printed, "body") == ["3.0 M"]
     assert printed.splitlines()[-1] == "1 requests: 1 ok"
 
 
@@ -102,22 +106,27 @@ def test_columns_align_over_rows_of_different_width() -> None:
 def test_a_failed_request_names_error_and_step() -> None:
     """The note of a failed request is its error code and the step that failed."""
     printed = table(line(outcome="upstream_error", error="epd_encode_failed", stage="encode", code=502))
-    assert column(printed, "note") == ["epd_encode_failed in encode"]
-    assert column(printed, "status") == ["502"]
+    assert notes(printed) == ["epd_encode_failed in encode"]
+    assert column(printed, "status") == ["502 upstream_error"]
 
 
 def test_a_fallback_names_its_reason() -> None:
     """A request that took the larger form says why."""
     printed = table(line(fallback_reason="image[1]: no descriptor"))
-    assert column(printed, "note") == ["image[1]: no descriptor"]
+    assert notes(printed) == ["image[1]: no descriptor"]
+
+
+def test_a_renderer_that_sent_tensors_unasked_is_seen() -> None:
+    """The payload column shows what was asked, and what came where that differs."""
+    assert column(table(line(render_form="tensors")), "mm_payload") == ["none > tensors"]
 
 
 def test_a_request_the_sidecar_never_answered_shows_what_envoy_knows() -> None:
     """Null record keys mean the sidecar gave no answer; Envoy's details and flags take their place."""
     empty = dict.fromkeys(AccessRecord().strings())
     printed = table(line(**empty, code=503, details="ext_proc_error_gRPC_error_14", flags="UF"))
-    assert column(printed, "outcome") == ["unanswered"]
-    assert column(printed, "note") == ["ext_proc_error_gRPC_error_14 UF"]
+    assert column(printed, "status") == ["503 unanswered"]
+    assert notes(printed) == ["ext_proc_error_gRPC_error_14 UF"]
     assert "1 requests: 1 unanswered" in printed
 
 
@@ -140,16 +149,15 @@ def test_lines_outside_the_table_are_counted_and_said() -> None:
 
 
 def test_a_column_without_values_is_left_out() -> None:
-    """A log of text requests has no media or note column."""
+    """A log of text requests has no media column."""
     header = table(line(media="", media_ms="", fallback_reason="")).splitlines()[0]
     assert "media" not in header
-    assert "note" not in header
 
 
 def test_client_text_cannot_forge_rows() -> None:
     """Control characters in a logged value print as question marks."""
     printed = table(line(fallback_reason="a\nb\x1b[2J"))
-    assert column(printed, "note") == ["a?b?[2J"]
+    assert notes(printed) == ["a?b?[2J"]
 
 
 def test_a_log_without_requests_says_so() -> None:
