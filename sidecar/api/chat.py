@@ -114,6 +114,7 @@ class ChatBody:
         self._document = document
         self.model = read_model(document)
         self.stream = read_stream(document)
+        self.own_prompt = None
         self.parts: list[ChatPart] = []
         self.unknown_part_types: list[str] = []
         self._messages = self._read_messages()
@@ -186,11 +187,11 @@ class ChatBody:
             "stream": False,
         }
 
-    def prefill(self) -> JsonTree:
+    def prefill(self, token_ids: Raw | None = None) -> JsonTree:  # noqa: ARG002 - chat has no place for token ids
         """Body of a prefill call in the OpenAI format."""
         return {**cap_to_one_token(self._document, "max_completion_tokens"), "messages": self._messages}
 
-    def decode(self) -> JsonTree:
+    def decode(self, token_ids: Raw | None = None) -> JsonTree:  # noqa: ARG002 - chat has no place for token ids
         """Body of the decode request."""
         return {**self._document, "messages": self._messages}
 
@@ -200,6 +201,7 @@ class ChatApi:
 
     name = "chat"
     path = "/v1/chat/completions"
+    render_answers_list = False
 
     def parse(self, body: bytes) -> ChatBody:
         """Read a chat body; raises BadRequest."""

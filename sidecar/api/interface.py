@@ -6,16 +6,33 @@ need. Adding an API is one module that implements `Api` and `ClientBody`, and on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sidecar.errors import SidecarError
     from sidecar.jsontext import Raw
+    from sidecar.multimodal.spans import Span
 
 JsonTree = dict[str, Any]
 """A JSON object whose leaves are `Raw` text; what `jsontext.segments` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPrompt:
+    """A prompt the client tokenized itself.
+
+    Attributes:
+        token_ids: expanded token ids.
+        spans: placeholder spans per modality, of the items the client placed itself.
+        form: how the client's body carries its media.
+    """
+
+    token_ids: Sequence[int]
+    spans: Mapping[str, Sequence[Span]]
+    form: Literal["kwargs_data", "content_parts", "tokens"]
 
 
 class MediaPart(Protocol):
@@ -83,11 +100,19 @@ class ClientBody(Protocol):
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format: one user turn with just this part, one token."""
 
-    def prefill(self) -> JsonTree:
-        """Body of a prefill call in the OpenAI format: everything that shapes the prompt, one token."""
+    def prefill(self, token_ids: Raw | None = None) -> JsonTree:
+        """Body of a prefill call in the OpenAI format: everything that shapes the prompt, one token.
 
-    def decode(self) -> JsonTree:
-        """Body of the decode request: uncapped, streaming flag untouched."""
+        Args:
+            token_ids: JSON text of the rendered token ids, None without a render step.
+        """
+
+    def decode(self, token_ids: Raw | None = None) -> JsonTree:
+        """Body of the decode request: uncapped, streaming flag untouched; `token_ids` as for prefill."""
+
+    @property
+    def own_prompt(self) -> OwnPrompt | None:
+        """The prompt of a client that sends tokens itself; it is neither rendered nor encoded."""
 
 
 class Api(Protocol):
@@ -100,6 +125,10 @@ class Api(Protocol):
     @property
     def path(self) -> str:
         """The exact request path."""
+
+    @property
+    def render_answers_list(self) -> bool:
+        """Whether the render service answers this API with one object per prompt in an array."""
 
     def parse(self, body: bytes) -> ClientBody:
         """Read a client body; raises BadRequest when a field has the wrong type."""

@@ -72,9 +72,6 @@ def entries_of(parts: Iterable[MediaPart]) -> list[Entry]:
     return entries
 
 
-def media_summary(entries: Iterable[Entry]) -> str:
-    """Counts per modality, as the access log prints them: `image:2,audio:1`."""
-    counts: dict[str, int] = {}
-    for entry in entries:
-        counts[entry.modality] = counts.get(entry.modality, 0) + 1
+def media_summary(counts: Mapping[str, int]) -> str:
+    """Items per modality, as the access log prints them: `image:2,audio:1`."""
     return ",".join(f"{modality}:{count}" for modality, count in counts.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +16,10 @@ from sidecar.pipeline.state import RequestState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidecar.api.interface import OwnPrompt
     from sidecar.control_headers import ControlHeaders
     from sidecar.errors import StepName
+    from sidecar.multimodal.entries import Entry
     from sidecar.observability.record import AccessRecord
     from sidecar.pipeline.request import DecodeRewrite, InboundRequest
 
@@ -74,7 +77,7 @@ class Pipeline:
         record.model = (body.model or "")[:_MODEL_LENGTH]
         record.stream = body.stream
         entries = entries_of(body.parts)
-        record.media = media_summary(entries)
+        _note_prompt(record, entries, body.own_prompt)
         legs = LegHeaders(
             inbound.head,
             inbound.request_id,
@@ -94,6 +97,16 @@ class Pipeline:
         if state.rewrite is None:
             raise RuntimeError("the pipeline ended without a decode step")
         return state.rewrite
+
+
+def _note_prompt(record: AccessRecord, entries: Sequence[Entry], prompt: OwnPrompt | None) -> None:
+    """What is known before any step; render says more about a prompt it makes."""
+    counts = Counter(entry.modality for entry in entries)
+    if prompt is not None:
+        counts.update({modality: len(spans) for modality, spans in prompt.spans.items()})
+        record.prompt_tokens = len(prompt.token_ids)
+        record.placeholder_tokens = sum(span.length for spans in prompt.spans.values() for span in spans)
+    record.media = media_summary(counts)
 
 
 async def _run(timed: TimedStep, state: RequestState) -> None:

@@ -84,7 +84,7 @@ class EncodeStep:
         _check(state)
 
     def _form(self, state: RequestState) -> EncodeForm:
-        if not state.entries:
+        if not state.entries or state.body.own_prompt is not None:
             return "skipped"
         if self._params.use_openai_format or state.prompt is None:
             return "openai"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sidecar.errors import BadRequest
 from sidecar.jsontext import MalformedJson, Raw, read_object, segments
 from sidecar.multimodal.forms import PrefillPlan, plan_prefill
 from sidecar.pipeline.calls import answer_object, post
@@ -12,7 +13,7 @@ from sidecar.pipeline.generate import GENERATE_PATH, prefill_body
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sidecar.api.interface import JsonTree
+    from sidecar.api.interface import JsonTree, OwnPrompt
     from sidecar.config import PrefillParams
     from sidecar.connectors.ec import EcConnector
     from sidecar.connectors.kv import KvConnector
@@ -40,18 +41,12 @@ class PrefillStep:
         plan = self._plan(state)
         state.inbound.record.prefill_form = plan.form
         state.inbound.record.fallback_reason = plan.reason
-        openai = plan.form == "openai" or state.prompt is None
-        body = (
-            state.body.prefill()
-            if openai or state.prompt is None
-            else prefill_body(state, state.prompt, plan)
-        )
-        body |= self._transfer_params(state, openai=openai)
+        path, body = self._request(state, plan)
         answer = await post(
             state,
             self._gateway,
             step=self.name,
-            path=state.inbound.api.path if openai else GENERATE_PATH,
+            path=path,
             headers=state.legs.phase(self.name),
             body=segments(body),
         )
@@ -60,6 +55,9 @@ class PrefillStep:
         state.legs.carry(answer.headers)
 
     def _plan(self, state: RequestState) -> PrefillPlan:
+        if (own := state.body.own_prompt) is not None:
+            self._check_own_spans(own)
+            return PrefillPlan(own.form)
         if self._params.use_openai_format or state.prompt is None:
             return _OPENAI
         return plan_prefill(
@@ -70,15 +68,32 @@ class PrefillStep:
             mixed_spans_are_safe=self._params.sparse_spans == "verbatim",
         )
 
-    def _transfer_params(self, state: RequestState, *, openai: bool) -> JsonTree:
-        # Engines look at the top level; a copy in extra_args alone fails their metadata check.
+    def _check_own_spans(self, prompt: OwnPrompt) -> None:
+        if self._params.sparse_spans == "verbatim":
+            return
+        for modality, spans in prompt.spans.items():
+            for index, span in enumerate(spans):
+                if span.uniform_token(prompt.token_ids) is None:
+                    raise BadRequest(
+                        f"features: the span of {modality}[{index}] mixes tokens, which engines do not "
+                        "survive; send the item in content_parts"
+                    )
+
+    def _request(self, state: RequestState, plan: PrefillPlan) -> tuple[str, JsonTree]:
+        """Path and body of the call, with the transfer parameters at the top level.
+
+        Engines look there; a copy in extra_args alone fails their metadata check.
+        """
         params: dict[str, Any] = {"kv_transfer_params": self._kv.prefill_params()}
-        if self._ec.forwards_descriptors:
-            usable = state.descriptors if openai else _covering(state, self._ec)
-            by_key = {descriptor.key: descriptor.value for descriptor in usable}
-            if by_key:
-                params["ec_transfer_params"] = by_key
-        return params
+        if state.prompt is None or plan.form == "openai":
+            token_ids = None if state.prompt is None else state.prompt.text
+            path, body = state.inbound.api.path, state.body.prefill(token_ids)
+            descriptors: Iterable[Descriptor] = state.descriptors
+        else:
+            path, body = GENERATE_PATH, prefill_body(state, state.prompt, plan)
+            descriptors = _covering(state, self._ec)
+        by_key = {d.key: d.value for d in descriptors} if self._ec.forwards_descriptors else {}
+        return path, body | params | ({"ec_transfer_params": by_key} if by_key else {})
 
 
 def _covering(state: RequestState, ec: EcConnector) -> Iterable[Descriptor]:

@@ -48,6 +48,7 @@ class _Rendered(msgspec.Struct):
 
 
 _rendered_decoder = msgspec.json.Decoder(_Rendered)
+_rendered_list_decoder = msgspec.json.Decoder(list[_Rendered])
 _token_ids_decoder = msgspec.json.Decoder(list[int])
 
 
@@ -73,13 +74,15 @@ class RenderStep:
             StepFailed: it failed, or its answer is inconsistent.
             BadRequest: over `max_total_tokens` or `max_total_placeholder_tokens`, or a part of unknown type.
         """
+        if state.body.own_prompt is not None:
+            return
         record = state.inbound.record
         # Processor kwargs change the hashes, and content parts would be processed without them.
         omit = self._params.mm_payload == "none" and not state.body.sets_processor_kwargs
         record.mm_payload = "none" if omit else "tensors"
         answer = await self._call(state, omit=omit)
         record.render_bytes = len(answer.body)
-        rendered = _read(answer)
+        rendered = _read(answer, as_list=state.inbound.api.render_answers_list)
         token_ids = _token_ids(rendered.token_ids)
         entries = _pair(rendered.features, state)
         _check_placement(entries, len(token_ids))
@@ -91,7 +94,7 @@ class RenderStep:
         state.prompt = Prompt(token_ids, rendered.token_ids, _sampling_params(rendered), omitted)
         record.prompt_tokens = len(token_ids)
         record.placeholder_tokens = sum(entry.span.length for entry in entries)
-        record.media = media_summary(entries)
+        record.media = media_summary(Counter(entry.modality for entry in entries))
         record.render_form = ("omitted" if omitted else "tensors") if entries else "text"
         self._check_limits(record.prompt_tokens, record.placeholder_tokens)
         if not state.body.sets_processor_kwargs:
@@ -159,12 +162,17 @@ def _error_members(answer: Answer) -> Mapping[str, object]:
     return error if isinstance(error, dict) else {}
 
 
-def _read(answer: Answer) -> _Rendered:
+def _read(answer: Answer, *, as_list: bool) -> _Rendered:
     try:
         check_utf8(answer.body)
-        return _rendered_decoder.decode(answer.body)
+        if not as_list:
+            return _rendered_decoder.decode(answer.body)
+        prompts = _rendered_list_decoder.decode(answer.body)
     except (MalformedJson, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _failed(f"the answer is not a render response ({error})") from None
+    if len(prompts) != 1:
+        raise _failed(f"one prompt was sent, {len(prompts)} came back")
+    return prompts[0]
 
 
 def _token_ids(text: Raw) -> list[int]:

@@ -26,8 +26,8 @@ def test_entries_are_counted_within_their_modality() -> None:
 
 def test_the_summary_counts_per_modality_in_order_of_appearance() -> None:
     """The access log names each modality with its count, "" without media."""
-    assert media_summary(_entries("image", "audio", "image")) == "image:2,audio:1"
-    assert media_summary([]) == ""
+    assert media_summary({"image": 2, "audio": 1}) == "image:2,audio:1"
+    assert media_summary({}) == ""
 
 
 def test_megabytes_stay_out_of_the_representation() -> None:
