@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,9 @@ TEXT = {"type": "text", "text": "what is it?"}
 
 FORGED = {"peer_host": "10.6.6.6", "peer_port": 1, "remote_host": "10.6.6.6"}
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def parse(body: Any) -> ChatBody:
     return ChatApi().parse(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -33,7 +36,7 @@ def sent(tree: Any) -> Any:
     return json.loads(b"".join(segments(tree)))
 
 
-LEGS = {
+LEGS: dict[str, Callable[[ChatBody], Any]] = {
     "render": ChatBody.render,
     "encode": lambda body: body.encode(body.parts[0]),
     "prefill": ChatBody.prefill,

@@ -491,7 +491,7 @@ async def test_a_fitting_encoding_passes_in_every_form() -> None:
 
 async def test_parts_of_an_unknown_modality_are_encoded_in_the_openai_format() -> None:
     """A renderer that merges modalities pairs with no part; each is still encoded as the client sent it."""
-    features = {
+    features: dict[str, Any] = {
         "mm_hashes": {"vision_chunk": ["a", "b"]},
         "mm_placeholders": {"vision_chunk": [{"offset": 2, "length": 4}, {"offset": 7, "length": 2}]},
         "kwargs_data": {"vision_chunk": ["AAAA", "BBBB"]},
