@@ -21,6 +21,7 @@ from sidecar.pipeline.steps.encode import EncodeStep
 from sidecar.pipeline.steps.media import MediaStep
 from sidecar.pipeline.steps.prefill import PrefillStep
 from sidecar.pipeline.steps.render import RenderStep
+from sidecar.pipeline.tensor_memory import TensorMemory
 from sidecar.upstream.addresses import AddressPolicy
 from sidecar.upstream.client import Upstream
 from sidecar.upstream.media import MediaFetcher
@@ -92,17 +93,19 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
             ),
             stack,
         )
-        steps.append(TimedStep(RenderStep(render, upstream), render.timeout))
+        tokens_in = any(step and not step.use_openai_format for step in (rules.encode, rules.prefill))
+        step = RenderStep(render, upstream, tokens_in=tokens_in, memory=TensorMemory())
+        steps.append(TimedStep(step, render.timeout))
     if (encode := rules.encode) is not None:
         steps.append(TimedStep(EncodeStep(encode, gateway), encode.timeout))
     if (prefill := rules.prefill) is not None:
         ec = ec_connector(prefill.ec_connector, trust_descriptors=rules.ec_trust_descriptors)
-        step = PrefillStep(prefill, gateway, kv_connector(prefill.kv_connector), ec)
-        steps.append(TimedStep(step, prefill.timeout))
+        kv = kv_connector(prefill.kv_connector)
+        steps.append(TimedStep(PrefillStep(prefill, gateway, kv, ec), prefill.timeout))
     if (decode := rules.decode) is not None:
         # Without a prefill step nobody has a cache for decode to fetch.
-        kv = kv_connector(decode.kv_connector) if rules.prefill is not None else None
-        steps.append(TimedStep(DecodeStep(kv), None))
+        fetched_by = kv_connector(decode.kv_connector) if rules.prefill is not None else None
+        steps.append(TimedStep(DecodeStep(fetched_by), None))
     control_headers = ControlHeaders((*settings.headers.strip, *rules.forward_response_headers))
     return Pipeline(
         steps, LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers)

@@ -33,7 +33,8 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 LogFormat = Literal["json", "text"]
 KvConnector = Literal["kv-nixl", "kv-shared-storage"]
 EcConnector = Literal["ec-nixl", "ec-shared-storage"]
-MmPayload = Literal["tensors", "none"]
+MmPayload = Literal["tensors", "none", "auto"]
+OnFailure = Literal["fail", "local"]
 SparseSpans = Literal["openai", "verbatim"]
 
 
@@ -181,7 +182,8 @@ class RenderParams(Section):
     Attributes:
         address: base URL of the render service without a trailing slash.
         timeout: seconds for the call.
-        mm_payload: whether the renderer sends the processed tensors.
+        mm_payload: whether the renderer sends the processed tensors; `auto` asks it not to, and asks again
+            for a model whose media cannot travel without them.
         max_total_tokens: prompt tokens; 0 is unlimited.
         max_total_placeholder_tokens: placeholder tokens; 0 is unlimited.
         max_idle_conns_per_host: kept-alive connections.
@@ -205,10 +207,13 @@ class EncodeParams(Section):
         timeout: seconds for the step; `gateway.timeout` if not set.
         use_openai_format: `pipeline.use_openai_format` if not set.
         ec_connector: `pipeline.ec_connector` if not set.
+        on_failure: `fail` fails the request, `local` leaves the item to the prefill worker, unless the
+            encoder said 4xx.
     """
 
     max_parallel: Count = 8
     timeout: PositiveDuration = 60.0
+    on_failure: OnFailure = "fail"
     use_openai_format: Flag = True
     ec_connector: EcConnector = "ec-shared-storage"
 

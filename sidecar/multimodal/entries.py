@@ -44,6 +44,7 @@ class Entry:
         kwargs_data: JSON text of the processed tensors, None when omitted.
         metadata: JSON text of the renderer's metadata item, None when it sent none.
         descriptor: the encoder's descriptor for this entry, None until encode has run or when it gave none.
+        left_to_prefill: the encode call failed, and the prefill worker encodes the item itself.
     """
 
     modality: str
@@ -54,6 +55,7 @@ class Entry:
     kwargs_data: Raw | None = field(default=None, repr=False)
     metadata: Raw | None = field(default=None, repr=False)
     descriptor: Descriptor | None = field(default=None, repr=False)
+    left_to_prefill: bool = False
 
     @property
     def label(self) -> str:

@@ -25,23 +25,27 @@ def content_parts(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[di
         MixedSpan: a span mixes tokens, so no single placeholder stands for it; or the modality is one an
             engine would skip without a word.
     """
-    return [_content_part(entry, token_ids) for entry in entries]
+    obstacle = first_obstacle(entries, token_ids)
+    if obstacle:
+        raise MixedSpan(
+            f"media cannot travel without their tensors (mm_payload: none): {obstacle}; "
+            "set mm_payload: tensors or auto on the render step for this model"
+        )
+    return [
+        {"type": _PART_TYPE[entry.modality], "url": entry.part.data_url(), "uuid": entry.hash}
+        for entry in entries
+        if entry.part is not None
+    ]
 
 
-def _content_part(entry: Entry, token_ids: Sequence[int]) -> dict[str, Any]:
-    kind = _PART_TYPE.get(entry.modality)
-    if kind is None or entry.part is None:
-        raise _cannot_travel(entry, "engines take no such content part")
-    if entry.span.uniform_token(token_ids) is None:
-        raise _cannot_travel(entry, "its placeholder span mixes tokens")
-    return {"type": kind, "url": entry.part.data_url(), "uuid": entry.hash}
-
-
-def _cannot_travel(entry: Entry, why: str) -> MixedSpan:
-    return MixedSpan(
-        f"{entry.label} cannot travel without its tensors (mm_payload: none): {why}; "
-        "set mm_payload: tensors on the render step for this model"
-    )
+def first_obstacle(entries: Sequence[Entry], token_ids: Sequence[int]) -> str:
+    """The first entry that no content part can stand for, and why; "" when all can travel so."""
+    for entry in entries:
+        if entry.modality not in _PART_TYPE or entry.part is None:
+            return f"{entry.label}: no content part for this modality"
+        if entry.span.uniform_token(token_ids) is None:
+            return f"{entry.label}: mixed-token span"
+    return ""
 
 
 def single_entry_features(entry: Entry) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def plan_prefill(
 
 def _metadata_item(entry: Entry, connector: EcConnector) -> tuple[Raw | None, str]:
     """The metadata item of a covered entry, or None and why the entry needs its tensors or its media."""
+    if entry.left_to_prefill:
+        return None, "encode failed (on_failure: local)"
     gap = connector.coverage_gap(entry.descriptor, entry.hash)
     if gap:
         return None, gap

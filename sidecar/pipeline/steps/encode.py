@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sidecar.errors import EncodeMismatch, StepName
+from sidecar.errors import EncodeMismatch, StepFailed, StepName, StepTimeout
 from sidecar.jsontext import MalformedJson, is_null, read_object, read_value, segments, to_raw
 from sidecar.multimodal.consistency import GridMismatch, check_grids
 from sidecar.multimodal.entries import Descriptor, entries_of
@@ -37,6 +37,7 @@ class _Encoded:
 
     descriptors: list[Descriptor]
     headers: Mapping[str, str]
+    failed: bool = False
 
 
 class EncodeStep:
@@ -75,11 +76,13 @@ class EncodeStep:
             bodies.setdefault(identity, _body(state, form, entry))
         record.encode_requests = len(bodies)
         encoded = await gather_all(
-            [partial(self._call, state, form, segments(body)) for body in bodies.values()],
+            [partial(self._encode, state, form, segments(body)) for body in bodies.values()],
             limit=self._params.max_parallel,
         )
         state.legs.carry(encoded[0].headers)
         for encoding, group in zip(encoded, groups.values(), strict=True):
+            for entry in group:
+                entry.left_to_prefill = encoding.failed
             _take(state, encoding.descriptors, group)
         _check(state)
 
@@ -89,6 +92,18 @@ class EncodeStep:
         if self._params.use_openai_format or state.prompt is None:
             return "openai"
         return "content_parts" if state.prompt.tensors_omitted else "features"
+
+    async def _encode(self, state: RequestState, form: EncodeForm, body: Segments) -> _Encoded:
+        try:
+            return await self._call(state, form, body)
+        except (StepFailed, StepTimeout) as error:
+            if self._params.on_failure == "fail":
+                raise
+            logger.warning(
+                "encode failed, the item is left to prefill",
+                extra={"request_id": state.inbound.request_id, "error": error.code, "detail": error.detail},
+            )
+            return _Encoded([], {}, failed=True)
 
     async def _call(self, state: RequestState, form: EncodeForm, body: Segments) -> _Encoded:
         answer = await post(

@@ -40,7 +40,8 @@ class PrefillStep:
         """Call prefill; raises StepRejected or StepFailed."""
         plan = self._plan(state)
         state.inbound.record.prefill_form = plan.form
-        state.inbound.record.fallback_reason = plan.reason
+        if plan.reason:
+            state.inbound.record.fallback_reason = plan.reason
         path, body = self._request(state, plan)
         answer = await post(
             state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from http import HTTPStatus
@@ -12,6 +13,7 @@ import msgspec
 from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepName
 from sidecar.jsontext import NULL, MalformedJson, Raw, check_utf8, is_null, read_object, read_value, segments
 from sidecar.multimodal.entries import Entry, entries_of, media_summary
+from sidecar.multimodal.features import first_obstacle
 from sidecar.multimodal.forms import mixed_entry
 from sidecar.multimodal.spans import InvalidSpans, Span, check_spans
 from sidecar.pipeline.calls import post, refusal
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sidecar.config import RenderParams
+    from sidecar.observability.record import AccessRecord
     from sidecar.pipeline.state import RequestState
+    from sidecar.pipeline.tensor_memory import TensorMemory
     from sidecar.upstream.client import Answer, Upstream
+
+logger = logging.getLogger(__name__)
 
 _KNOWN_MODALITIES = frozenset({"image", "audio", "video"})
 # A worker uses the hash as a file name.
@@ -61,9 +67,22 @@ class RenderStep:
 
     name: StepName = "render"
 
-    def __init__(self, params: RenderParams, upstream: Upstream) -> None:
+    def __init__(
+        self, params: RenderParams, upstream: Upstream, *, tokens_in: bool, memory: TensorMemory
+    ) -> None:
+        """Create the step.
+
+        Args:
+            params: its configuration.
+            upstream: the render service.
+            tokens_in: whether encode or prefill use the generate format, where media without tensors have to
+                travel as content parts.
+            memory: what `mm_payload: auto` has learnt of models.
+        """
         self._params = params
         self._upstream = upstream
+        self._tokens_in = tokens_in
+        self._memory = memory
 
     async def run(self, state: RequestState) -> None:
         """Fill in the prompt and the entries.
@@ -76,12 +95,31 @@ class RenderStep:
         """
         if state.body.own_prompt is not None:
             return
-        record = state.inbound.record
+        entries, prompt = await self._render(state, omit=self._omits(state))
+        obstacle = first_obstacle(entries, prompt.token_ids) if prompt.tensors_omitted else ""
+        if obstacle and self._tokens_in and self._params.mm_payload == "auto":
+            self._memory.remember(state.body.model or "")
+            logger.info("rendering again with tensors", extra={"request_id": state.inbound.request_id})
+            state.inbound.record.fallback_reason = f"{obstacle}; rendered with tensors"
+            entries, prompt = await self._render(state, omit=False)
+        state.entries = entries
+        state.prompt = prompt
+        self._note(state.inbound.record, entries, prompt)
+        self._check_limits(len(prompt.token_ids), _placeholder_tokens(entries))
+        if not state.body.sets_processor_kwargs:
+            _stamp(entries)
+
+    def _omits(self, state: RequestState) -> bool:
         # Processor kwargs change the hashes, and content parts would be processed without them.
-        omit = self._params.mm_payload == "none" and not state.body.sets_processor_kwargs
+        if self._params.mm_payload == "tensors" or state.body.sets_processor_kwargs:
+            return False
+        return self._params.mm_payload == "none" or not self._memory.knows(state.body.model or "")
+
+    async def _render(self, state: RequestState, *, omit: bool) -> tuple[list[Entry], Prompt]:
+        record = state.inbound.record
         record.mm_payload = "none" if omit else "tensors"
         answer = await self._call(state, omit=omit)
-        record.render_bytes = len(answer.body)
+        record.render_bytes = (record.render_bytes or 0) + len(answer.body)
         rendered = _read(answer, as_list=state.inbound.api.render_answers_list)
         token_ids = _token_ids(rendered.token_ids)
         entries = _pair(rendered.features, state)
@@ -90,15 +128,13 @@ class RenderStep:
         if omitted:
             partly = rendered.features is not None and bool(rendered.features.kwargs_data)
             _check_omission(state, entries, token_ids, asked=omit, partly=partly)
-        state.entries = entries
-        state.prompt = Prompt(token_ids, rendered.token_ids, _sampling_params(rendered), omitted)
-        record.prompt_tokens = len(token_ids)
-        record.placeholder_tokens = sum(entry.span.length for entry in entries)
+        return entries, Prompt(token_ids, rendered.token_ids, _sampling_params(rendered), omitted)
+
+    def _note(self, record: AccessRecord, entries: Sequence[Entry], prompt: Prompt) -> None:
+        record.prompt_tokens = len(prompt.token_ids)
+        record.placeholder_tokens = _placeholder_tokens(entries)
         record.media = media_summary(Counter(entry.modality for entry in entries))
-        record.render_form = ("omitted" if omitted else "tensors") if entries else "text"
-        self._check_limits(record.prompt_tokens, record.placeholder_tokens)
-        if not state.body.sets_processor_kwargs:
-            _stamp(entries)
+        record.render_form = ("omitted" if prompt.tensors_omitted else "tensors") if entries else "text"
 
     async def _call(self, state: RequestState, *, omit: bool) -> Answer:
         body = state.body.render()
@@ -131,6 +167,10 @@ class RenderStep:
                     f"the {what} takes {count} tokens, the limit is {limit} ({key}); shorten the request",
                     stage="render",
                 )
+
+
+def _placeholder_tokens(entries: Sequence[Entry]) -> int:
+    return sum(entry.span.length for entry in entries)
 
 
 def _refusal(answer: Answer) -> SidecarError:

@@ -367,7 +367,7 @@ WRONG: list[tuple[Path_, object, str]] = [
     (
         (*STEPS, 1, "params", "mm_payload"),
         "metadata",
-        '[1].params.mm_payload: "metadata" is not allowed; use tensors or none',
+        '[1].params.mm_payload: "metadata" is not allowed; use tensors, none or auto',
     ),
     (
         (*STEPS, 1, "params", "address"),

@@ -22,6 +22,7 @@ from sidecar.pipeline.steps.decode import DecodeStep
 from sidecar.pipeline.steps.encode import EncodeStep
 from sidecar.pipeline.steps.prefill import PrefillStep
 from sidecar.pipeline.steps.render import RenderStep
+from sidecar.pipeline.tensor_memory import TensorMemory
 from sidecar.upstream.client import Answer, Call, Upstream
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class Deployment:
     kv: str = "kv-nixl"
     sparse_spans: str = "openai"
     max_parallel: int = 8
+    on_failure: str = "fail"
+    tensor_memory: TensorMemory = field(default_factory=TensorMemory)
     max_total_tokens: int = 0
     max_total_placeholder_tokens: int = 0
     steps: tuple[str, ...] = ("render", "encode", "prefill", "decode")
@@ -187,8 +190,9 @@ class Deployment:
         (call,) = self.prefills
         return sent(call)
 
-    def _render(self, _call: Call) -> Answer:
-        return self.render if isinstance(self.render, Answer) else answer(self.render)
+    def _render(self, call: Call) -> Answer:
+        render = self.render(sent(call)) if callable(self.render) else self.render
+        return render if isinstance(render, Answer) else answer(render)
 
     def _gateway(self, call: Call) -> Answer | Awaitable[Answer]:
         if call.step == "prefill":
@@ -214,13 +218,17 @@ class Deployment:
             }
         )
         encode = EncodeParams.model_validate(
-            {"max_parallel": self.max_parallel, "use_openai_format": self.openai}
+            {
+                "max_parallel": self.max_parallel,
+                "use_openai_format": self.openai,
+                "on_failure": self.on_failure,
+            }
         )
         prefill = PrefillParams.model_validate(
             {"sparse_spans": self.sparse_spans, "use_openai_format": self.openai}
         )
         steps: dict[str, Step] = {
-            "render": RenderStep(render, self.renderer),
+            "render": RenderStep(render, self.renderer, tokens_in=not self.openai, memory=self.tensor_memory),
             "encode": EncodeStep(encode, self.gateway),
             "prefill": PrefillStep(prefill, self.gateway, kv, ec),
             "decode": DecodeStep(kv if "prefill" in self.steps else None),

@@ -508,3 +508,22 @@ async def test_an_answer_that_is_not_utf8_is_502() -> None:
     deployment = Deployment(encode=lambda _call: answer(b'{"ec_transfer_params":{"a":"\xff"}}'))
     with pytest.raises(StepFailed):
         await deployment.run(two_images())
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_failed_encode_can_be_left_to_prefill(status: int) -> None:
+    """With `on_failure: local` the item counts as not covered, and prefill gets what it encodes it from."""
+    deployment = Deployment(on_failure="local", encode=lambda _call: answer({}, status))
+    await deployment.run(two_images())
+    record = deployment.record
+    assert record.prefill_form == "kwargs_data"
+    assert record.fallback_reason == "image[0]: encode failed (on_failure: local)"
+    assert "ec_transfer_params" not in deployment.prefill_body
+
+
+async def test_a_refused_item_is_never_left_to_prefill() -> None:
+    """A 4xx is the client's: another worker would refuse the item too."""
+    deployment = Deployment(on_failure="local", encode=lambda _call: answer({}, 400))
+    with pytest.raises(StepRejected):
+        await deployment.run(two_images())
+    assert deployment.prefills == []
