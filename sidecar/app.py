@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from sidecar.admin import AdminServer
 from sidecar.connectors.ec import ec_connector
 from sidecar.connectors.kv import kv_connector
 from sidecar.control_headers import ControlHeaders
+from sidecar.extproc.listener import ListenError
 from sidecar.extproc.rules import ServiceRules
 from sidecar.extproc.server import Server
 from sidecar.extproc.service import ExternalProcessor
@@ -28,6 +30,8 @@ from sidecar.upstream.media import MediaFetcher
 
 if TYPE_CHECKING:
     from sidecar.config import Settings
+
+logger = logging.getLogger(__name__)
 
 _VERSION = version("epd-sidecar")
 
@@ -50,10 +54,25 @@ async def serve(settings: Settings) -> None:
         admin = AdminServer(
             settings.admin.listen, exposition=metrics.exposition, ready=lambda: server.is_ready
         )
-        await admin.start()
+        try:
+            await admin.start()
+        except OSError as error:
+            raise ListenError(
+                f"admin.listen: cannot listen on {settings.admin.listen}: {error.strerror}"
+            ) from error
         stack.push_async_callback(admin.stop)
         await server.start()
+        logger.info(
+            "started",
+            extra={
+                "version": _VERSION,
+                "admin": settings.admin.listen,
+                "gateway": settings.gateway.address,
+                "steps": ",".join(step.type for step in settings.pipeline.steps),
+            },
+        )
         await server.serve()
+    logger.info("stopped")
 
 
 async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:

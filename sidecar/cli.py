@@ -93,7 +93,7 @@ def _serve(options: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     try:
         _run(app.serve(settings))
-    except (ListenError, OSError) as error:
+    except ListenError as error:
         sys.stderr.write(f"epd-sidecar: {error}\n")
         return 1
     return 0

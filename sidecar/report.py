@@ -26,6 +26,7 @@ _HEADINGS = (
 _RIGHT_ALIGNED = range(6, 14)
 
 _REQUEST_ID_WIDTH = 8
+_NOTE_WIDTH = 120
 
 
 @dataclass
@@ -101,7 +102,8 @@ def print_report(report: Report, out: TextIO) -> None:
     outcomes = Counter(_text(entry.get("outcome")) or "unanswered" for entry in report.rows)
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     if summary:
-        out.write(f"{len(report.rows)} requests: {summary}\n")
+        count = len(report.rows)
+        out.write(f"{count} {'request' if count == 1 else 'requests'}: {summary}\n")
     for count, what in (
         (report.passthrough, "passed through untouched"),
         (report.foreign, "skipped: JSON without the keys of the access-log record"),
@@ -137,8 +139,13 @@ def _note(entry: dict[str, Any]) -> str:
     error = _text(entry.get("error"))
     if error:
         return f"{error} in {_text(entry.get('stage'))}"
+    code = _text(entry.get("code"))
     if not _text(entry.get("outcome")):
-        return f"{_text(entry.get('details'))} {_text(entry.get('flags'))}".strip()
+        if code.startswith("2"):
+            return "no record in the log: does the filter receive the metadata namespace?"
+        return f"{_text(entry.get('details'))} {_text(entry.get('flags'))}".strip()[:_NOTE_WIDTH]
+    if code.startswith(("4", "5")):
+        return f"decode answered {code}"
     return _text(entry.get("fallback_reason"))
 
 

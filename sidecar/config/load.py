@@ -118,8 +118,20 @@ def _cross_checks(raw: Mapping[str, Any]) -> Iterator[_Finding]:
     listen = _value(raw, "ext_proc", "listen")
     if isinstance(listen, str) and listen == _value(raw, "admin", "listen") and not listen.endswith(":0"):
         yield ("admin", "listen"), f"{quoted(listen)} is also ext_proc.listen; use another port"
+    yield from _certificate(raw)
     if _section(raw, "observability").get("tracing") is True:
         yield ("observability", "tracing"), _NO_SPANS
+
+
+def _certificate(raw: Mapping[str, Any]) -> Iterator[_Finding]:
+    directory = _section(_section(raw, "ext_proc"), "tls").get("cert_path")
+    if isinstance(directory, str) and directory:
+        for name in ("tls.crt", "tls.key"):
+            if not (Path(directory) / name).is_file():
+                yield (
+                    ("ext_proc", "tls", "cert_path"),
+                    f"{quoted(directory)} has no {name}; mount the certificate",
+                )
 
 
 def _step_order(steps: list[Any] | tuple[Any, ...]) -> Iterator[_Finding]:

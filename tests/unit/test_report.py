@@ -57,7 +57,7 @@ def column(printed: str, heading: str) -> list[str]:
     ]
     left = max(index for index in ruled if index <= start)
     right = next((index for index in range(left, len(rule)) if rule[index] == " "), None)
-    rows = [row for row in rest if "requests: " not in row and not row.startswith("  ")]
+    rows = [row for row in rest if " request" not in row and not row.startswith("  ")]
     return [row[left:right].strip() for row in rows]
 
 
@@ -92,7 +92,7 @@ def test_a_row_shows_forms_times_and_sizes() -> None:
     assert column(printed, "prefill form") == ["mm_metadata"]
     assert column(printed, "own") == ["4.2"]
     assert column(printed, "body") == ["3.0 M"]
-    assert printed.splitlines()[-1] == "1 requests: 1 ok"
+    assert printed.splitlines()[-1] == "1 request: 1 ok"
 
 
 def test_columns_align_over_rows_of_different_width() -> None:
@@ -127,7 +127,18 @@ def test_a_request_the_sidecar_never_answered_shows_what_envoy_knows() -> None:
     printed = table(line(**empty, code=503, details="ext_proc_error_gRPC_error_14", flags="UF"))
     assert column(printed, "status") == ["503 unanswered"]
     assert notes(printed) == ["ext_proc_error_gRPC_error_14 UF"]
-    assert "1 requests: 1 unanswered" in printed
+    assert "1 request: 1 unanswered" in printed
+
+
+def test_an_answered_request_without_a_record_points_at_the_filter() -> None:
+    """A 200 with null record keys is a filter that drops the metadata, not a sidecar that is down."""
+    empty = dict.fromkeys(AccessRecord().strings())
+    assert "metadata namespace" in notes(table(line(**empty, code=200, details="via_upstream")))[0]
+
+
+def test_a_failed_decode_is_seen() -> None:
+    """The sidecar's part went well, the worker's did not: the note says so."""
+    assert notes(table(line(code=503))) == ["decode answered 503"]
 
 
 def test_lines_outside_the_table_are_counted_and_said() -> None:

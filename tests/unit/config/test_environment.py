@@ -27,20 +27,22 @@ def problems(**variables: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_scalars_are_parsed_into_the_kind_of_their_key() -> None:
+def test_scalars_are_parsed_into_the_kind_of_their_key(tmp_path: Path) -> None:
     """Variables are text: numbers, booleans, durations, sizes and levels are read from it."""
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).touch()
     settings = load(
         SIDECAR__LOG_LEVEL="4",
         SIDECAR__EXT_PROC__MAX_REQUEST_BODY_SIZE="16",
         SIDECAR__EXT_PROC__READ_TIMEOUT="1m",
-        SIDECAR__EXT_PROC__TLS__CERT_PATH="/tls",
+        SIDECAR__EXT_PROC__TLS__CERT_PATH=str(tmp_path),
         SIDECAR__LIMITS__MAX_IN_FLIGHT_REQUESTS="3",
         SIDECAR__PIPELINE__EC_TRUST_DESCRIPTORS="true",
     )
     assert settings.log_level == "debug"
     assert settings.ext_proc.max_request_body_size == 16 << 20
     assert settings.ext_proc.read_timeout == 60.0
-    assert settings.ext_proc.tls.cert_path == "/tls"
+    assert settings.ext_proc.tls.cert_path == str(tmp_path)
     assert settings.limits.max_in_flight_requests == 3
     assert settings.pipeline.ec_trust_descriptors is True
 

@@ -21,7 +21,7 @@ FULL: dict[str, Any] = {
     "log_format": "json",
     "ext_proc": {
         "listen": "127.0.0.1:9002",
-        "tls": {"cert_path": "/tls"},
+        "tls": {"cert_path": ""},
         "max_request_body_size": 64,
         "clear_route_cache": True,
         "read_timeout": "30s",
@@ -516,3 +516,17 @@ def test_warnings_about_timeouts_that_never_pass(file: Path) -> None:
 def test_error_lists_all_problems_as_text() -> None:
     """The exception's text is fit to be printed as it is."""
     assert str(ConfigError(["a: x", "b: y"])) == "the configuration cannot be used:\n  a: x\n  b: y"
+
+
+def test_a_certificate_that_is_not_there_is_found_before_the_start(tmp_path: Path) -> None:
+    """Both files are looked for: a missing mount is a configuration problem, not a crash at start."""
+    (tmp_path / "tls.crt").touch()
+    config = copy.deepcopy(FULL)
+    config["ext_proc"]["tls"] = {"cert_path": str(tmp_path)}
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, {})
+    (found,) = caught.value.problems
+    assert found.startswith("ext_proc.tls.cert_path: ")
+    assert "tls.key" in found
