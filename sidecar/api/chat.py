@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sidecar.api.openai_shape import cap_to_one_token, error_body, read_body, read_model, read_stream
+from sidecar.api.openai_shape import (
+    PROCESSOR_KWARGS,
+    cap_to_one_token,
+    error_body,
+    read_body,
+    read_model,
+    read_stream,
+    read_tenancy,
+    sets_processor_kwargs,
+)
 from sidecar.errors import BadRequest
-from sidecar.jsontext import MalformedJson, Raw, RawObject, is_null, read_object, read_string, to_raw
+from sidecar.jsontext import NULL, MalformedJson, Raw, RawObject, is_null, read_object, read_string, to_raw
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
@@ -25,7 +34,6 @@ _TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "t
 
 _content_decoder = msgspec.json.Decoder(list[RawObject | str])
 _messages_decoder = msgspec.json.Decoder(list[RawObject])
-_PROCESSOR_KWARGS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 class ChatPart:
@@ -42,7 +50,6 @@ class ChatPart:
         self.inline_format: str | None = None
         self._kind = kind
         self._members: dict[str, Any] = dict(members)
-        self._members.pop("uuid", None)
         self._holder: dict[str, Any] = self._members
         self._url_field = "image_url"
         if kind != "input_image":
@@ -145,8 +152,10 @@ class ChatBody:
         return items
 
     def _read_part(self, members: RawObject, location: str) -> JsonTree:
+        # vLLM takes a part without a type, or with a uuid, for media it finds in it: past the address guard.
+        members.pop("uuid", None)
         try:
-            kind = read_string(members["type"]) if "type" in members else ""
+            kind = read_string(members.get("type", NULL))
         except MalformedJson:
             raise BadRequest(f"{location}.type must be a string", param=location) from None
         if kind in _MODALITY_OF_PART:
@@ -154,23 +163,18 @@ class ChatBody:
             self.parts.append(part)
             return part.tree()
         if kind not in _TEXT_PART_TYPES:
-            members.pop("uuid", None)
-            self.unknown_part_types.append(kind or "(no type)")
+            self.unknown_part_types.append(kind)
         return members
 
     @property
     def sets_processor_kwargs(self) -> bool:
-        """Whether the body sets processor kwargs; JSON null counts as unset, `{}` as set."""
-        return any(not is_null(self._document.get(field)) for field in _PROCESSOR_KWARGS)
+        """Whether the body sets processor kwargs."""
+        return sets_processor_kwargs(self._document)
 
     @property
     def tenancy(self) -> JsonTree:
         """`cache_salt` and `priority`, where set."""
-        return {
-            field: self._document[field]
-            for field in ("cache_salt", "priority")
-            if not is_null(self._document.get(field))
-        }
+        return read_tenancy(self._document)
 
     def render(self) -> JsonTree:
         """Body of the render call."""
@@ -178,7 +182,7 @@ class ChatBody:
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format."""
-        shaping = ("model", *_PROCESSOR_KWARGS)
+        shaping = ("model", *PROCESSOR_KWARGS)
         kept = {field: self._document[field] for field in shaping if not is_null(self._document.get(field))}
         return {
             **kept,

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from sidecar.simulator.config import LISTENERS, ROLES, ConfigError, Descriptors, KvConnector, SimulatorConfig
+from sidecar.simulator.config import (
+    LISTENERS,
+    ROLES,
+    ConfigError,
+    Descriptors,
+    KvConnector,
+    SimulatorConfig,
+    VllmVersion,
+)
 from sidecar.simulator.server import Simulator
 
 if TYPE_CHECKING:
@@ -26,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{listener}-port", type=int, default=0, metavar="PORT", help="0 takes a free port"
         )
     parser.add_argument("--model", action="append", metavar="NAME", help="served model; repeatable")
+    parser.add_argument("--vllm-version", choices=get_args(VllmVersion), default="0.32")
     parser.add_argument("--descriptors", choices=get_args(Descriptors), default="nixl")
     parser.add_argument("--kv-connector", choices=get_args(KvConnector), default="nixl")
     parser.add_argument("--no-mm-payload", action="store_true", help="render ignores mm_payload")
     parser.add_argument("--no-render-metadata", action="store_true", help="render answers no mm_metadata")
     parser.add_argument("--no-encoder-caches", action="store_true", help="encode invents keys without uuid")
+    parser.add_argument("--no-tool-parser", action="store_true", help="tool choices are refused")
+    parser.add_argument("--enable-prompt-tokens-details", action="store_true", help="usage tells KV hits")
     parser.add_argument("--trust-request-mm-kwargs", action="store_true", help="bodies may set them")
     parser.add_argument("--sparse-spans", action="store_true", help="spans mix tokens, as for Gemma3")
     parser.add_argument("--tensor-bytes", default="real", metavar="N", help="bytes per tensor, or 'real'")
@@ -69,11 +80,14 @@ def _config(args: argparse.Namespace) -> SimulatorConfig:
     changes: dict[str, Any] = {
         "host": args.host,
         "ports": {listener: getattr(args, f"{listener}_port") for listener in LISTENERS},
+        "vllm_version": args.vllm_version,
         "descriptors": args.descriptors,
         "kv_connector": args.kv_connector,
         "mm_payload_supported": not args.no_mm_payload,
         "render_metadata": not args.no_render_metadata,
         "encoder_caches": not args.no_encoder_caches,
+        "tool_parser": not args.no_tool_parser,
+        "prompt_tokens_details": args.enable_prompt_tokens_details,
         "trust_mm_kwargs": args.trust_request_mm_kwargs,
         "sparse_spans": args.sparse_spans,
         "tensor_bytes": int(tensor_bytes) if tensor_bytes.isdecimal() else tensor_bytes,

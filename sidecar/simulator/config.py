@@ -12,7 +12,8 @@ Role = Literal["render", "encode", "prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
 Listener = Literal["render", "encode", "prefill", "decode", "admin"]
 LISTENERS: tuple[Listener, ...] = get_args(Listener)
-Descriptors = Literal["nixl", "none", "evicted", "no-metadata", "plain"]
+Descriptors = Literal["nixl", "none", "evicted", "no-metadata", "plain", "stale"]
+VllmVersion = Literal["0.32", "0.33"]
 KvConnector = Literal["nixl", "shared"]
 
 TRANSPORT_FAULTS = ("garbage", "drop-before-headers", "drop-after-headers", "hang")
@@ -50,14 +51,19 @@ class SimulatorConfig:
     Attributes:
         host: address all listeners bind to.
         ports: port per listener (`render`, `encode`, `prefill`, `decode`, `admin`); 0 takes a free one.
+        vllm_version: version whose answers are given; 0.33 adds `modality` to descriptors and renders the
+            client's transfer parameters at the top level.
         models: names the deployment serves; the first is used when a body names none.
         descriptors: what encode answers about its outputs: `nixl` with a peer address, `plain` without
-            (shared storage), `no-metadata` with an address and an empty `metadata`, `evicted` with neither
+            (shared storage), `stale` like `plain` by an encoder that still knows the item while its stored
+            output is lost, `no-metadata` with an address and an empty `metadata`, `evicted` with neither
             and the output lost, `none` for an engine that answers no descriptors.
         encoder_caches: False makes an encoder that runs without caches and invents keys for media that carry
             no `uuid`.
         mm_payload_supported: False makes a renderer that ignores `mm_payload` and `return_mm_kwargs`.
         render_metadata: whether render answers carry `mm_metadata`.
+        tool_parser: False makes a deployment without `--enable-auto-tool-choice` and `--tool-call-parser`.
+        prompt_tokens_details: whether `usage` tells how many prompt tokens came out of a cache.
         trust_mm_kwargs: whether bodies may set `mm_processor_kwargs` and `media_io_kwargs`.
         tensor_bytes: bytes of the processed tensor of one item, or `real` to take them from the image.
         min_pixels: smallest image area the processor keeps, in pixels.
@@ -74,11 +80,14 @@ class SimulatorConfig:
 
     host: str = "127.0.0.1"
     ports: dict[Listener, int] = field(default_factory=dict)
+    vllm_version: VllmVersion = "0.32"
     models: list[str] = field(default_factory=lambda: ["simulated-vl"])
     descriptors: Descriptors = "nixl"
     encoder_caches: bool = True
     mm_payload_supported: bool = True
     render_metadata: bool = True
+    tool_parser: bool = True
+    prompt_tokens_details: bool = False
     trust_mm_kwargs: bool = False
     tensor_bytes: int | Literal["real"] = "real"
     min_pixels: int = 3136

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from sidecar.simulator.errors import bad_request, invalid_field
+from sidecar.simulator.errors import bad_request, invalid_field, unsupported_state
 from sidecar.simulator.fields import JsonObject, required_list
 from sidecar.simulator.media import MediaPart
 
@@ -62,7 +62,7 @@ def _chat_turn(message: Any) -> Turn:
 def _responses_turns(body: JsonObject) -> list[Turn]:
     for name in _STATEFUL:
         if body.get(name) is not None:
-            raise bad_request(f"{name} is not supported by this server", name)
+            raise unsupported_state(name)
     turns = []
     if instructions := body.get("instructions"):
         turns.append(Turn("system", tuple(_parts(instructions, "instructions"))))
@@ -141,13 +141,18 @@ def _media_part(part: JsonObject, kind: str, path: str) -> MediaPart:
         return MediaPart(_URL_PARTS[kind], _url(part.get(kind), path, kind), uuid)
     match kind:
         case "input_image":
+            if path == "messages" and "detail" not in part:
+                # Chat takes the part over from Responses, as a type that requires the member.
+                raise bad_request("1 validation error for ResponseInputImageParam: detail: Field required")
             return MediaPart("image", _url(part.get("image_url"), path, kind), uuid)
         case "input_audio":
             return MediaPart("audio", _audio_url(part.get("input_audio"), path), uuid)
         case "image":
             return MediaPart("image", _source_url(part.get("source"), path), None)
+        case "image_embeds":
+            raise bad_request("You must set `--enable-mm-embeds` to input `image_embeds`", kind)
         case _:
-            raise bad_request(f"Unknown part type: {kind}")
+            raise bad_request(f"Unsupported chat content part type: {kind!r}.", "type")
 
 
 def _url(value: Any, path: str, kind: str) -> str | None:

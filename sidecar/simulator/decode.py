@@ -4,64 +4,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sidecar.simulator.answers import Generation
-from sidecar.simulator.engine import check_span, refuse_client_fields
 from sidecar.simulator.errors import ApiError, internal_error
 from sidecar.simulator.fields import optional_object
-from sidecar.simulator.prompt import read_prompt
-from sidecar.simulator.sampling import read_sampling
+from sidecar.simulator.work import Work, admit, check_span
 
 if TYPE_CHECKING:
     from sidecar.simulator.deployment import Call, Deployment
+    from sidecar.simulator.generation import Answer
     from sidecar.simulator.prompt import Api, Prompt
 
 _REMOTE_KEYS = ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 _WORD = re.compile(r"\S+\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeAnswer:
-    """What decode generated, and how it is to be sent."""
-
-    generation: Generation
-    stream: bool
-    include_usage: bool
-
-
-def decode(deployment: Deployment, call: Call, api: Api, request_id: str) -> DecodeAnswer:
+def decode(deployment: Deployment, call: Call, api: Api, request_id: str) -> Answer:
     """Generate the answer to a client's request.
 
     Raises:
         ApiError: what vLLM answers to a body it refuses; 412 where a probe with `Prefer: if-available` finds
             no KV blocks, as an endpoint picker in front of vLLM answers it.
     """
-    refuse_client_fields(deployment, call)
     if api != "generate" and call.body.get("ec_transfer_params") is not None:
         deployment.violate(call, "ec_transfer_params in a decode body")
-    sampling = read_sampling(deployment, api, call.body)
-    prompt = read_prompt(deployment, call, api)
-    hit = _find_kv(deployment, call, prompt)
+    work = admit(deployment, call, api, request_id)
+    hit = _find_kv(deployment, call, work.prompt)
     if not hit:
         if call.exchange.headers.get("prefer") == "if-available":
             raise ApiError(412, "no endpoint holds the prompt", kind="PreconditionFailed")
-        _check_local_prefill(deployment, call, prompt)
-    words = _words(_describe(prompt, hit=hit))
-    limit = sampling.max_tokens
-    shown = words if limit is None else words[:limit]
-    generation = Generation(
-        api,
-        request_id,
-        sampling.model,
+        _check_local_prefill(work)
+    words = _words(_describe(work.prompt, hit=hit))
+    shown = words[: work.sampling.max_tokens]
+    return work.answer(
         shown,
-        finish_reason="stop" if len(shown) == len(words) else "length",
-        choices=sampling.choices,
-        prompt_tokens=len(prompt.token_ids),
-        cached_tokens=len(prompt.token_ids) if hit else 0,
+        "stop" if len(shown) == len(words) else "length",
+        cached_tokens=len(work.prompt.token_ids) if hit else 0,
     )
-    return DecodeAnswer(generation, sampling.stream, sampling.include_usage)
 
 
 def _find_kv(deployment: Deployment, call: Call, prompt: Prompt) -> bool:
@@ -92,12 +71,12 @@ def _pull_kv(deployment: Deployment, call: Call, params: dict[str, Any], key: st
     return True
 
 
-def _check_local_prefill(deployment: Deployment, call: Call, prompt: Prompt) -> None:
-    for entry in prompt.entries:
-        check_span(deployment, call, prompt, entry)
+def _check_local_prefill(work: Work) -> None:
+    for entry in work.prompt.entries:
+        check_span(work, entry)
         if entry.source == "metadata":
-            raise deployment.recorder.crash(
-                call.exchange,
+            raise work.deployment.recorder.crash(
+                work.call.exchange,
                 f"{entry.modality} {entry.key!r}: metadata only, and no KV blocks cover its span",
             )
         if entry.source == "cached":

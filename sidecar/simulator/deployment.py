@@ -15,6 +15,7 @@ from sidecar.simulator.recorder import Recorder
 
 if TYPE_CHECKING:
     from sidecar.simulator.config import Role, SimulatorConfig
+    from sidecar.simulator.media import Media
     from sidecar.simulator.recorder import Exchange
     from sidecar.simulator.tokens import Modality
 
@@ -91,6 +92,8 @@ class Deployment:
         recorder: exchanges and violations.
         encodings: number of embeddings per encoder output, by modality and key.
         processed: keys the prefill engine's processor cache holds.
+        seen_media: what each role's processor made of the items it saw, by its settings.
+        encoder_requests: requests with media parts the encoder saw; one without caches puts it into keys.
         identities: what each key stands for, as the roles saw it.
         kv: `remote_request_id` of the KV blocks prefill computed, by prompt key.
         kv_owner: prompt key by `remote_request_id`.
@@ -107,6 +110,8 @@ class Deployment:
         self.recorder.clear()
         self.encodings: Store[MediaKey, int] = Store()
         self.processed: Store[MediaKey, None] = Store()
+        self.seen_media: Store[tuple[Role, Modality, str, PixelBounds], Media] = Store()
+        self.encoder_requests = 0
         self.identities: Store[MediaKey, Identity] = Store()
         self.kv: Store[str, str] = Store()
         self.kv_owner: Store[str, str] = Store()
@@ -128,7 +133,7 @@ class Deployment:
         if name is None:
             return self.config.models[0]
         if name not in self.config.models:
-            raise model_not_found(name)
+            raise model_not_found(name, self.config.models)
         return name
 
     def identify(self, call: Call, key: MediaKey, identity: Identity) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sidecar.simulator import answers
 from sidecar.simulator.errors import internal_error
 from sidecar.simulator.fields import optional_object
-from sidecar.simulator.prompt import read_prompt
-from sidecar.simulator.sampling import TRANSFER_FIELDS, read_sampling
+from sidecar.simulator.sampling import TRANSFER_FIELDS
 from sidecar.simulator.serialization import AUDIO_FIELD, GRID_FIELD
+from sidecar.simulator.work import Work, admit, check_span
 
 if TYPE_CHECKING:
     from sidecar.simulator.deployment import Call, Deployment
+    from sidecar.simulator.generation import Answer
     from sidecar.simulator.prompt import Api, Entry, Prompt
 
 _HIDDEN_SIZE = 2048
@@ -22,19 +21,9 @@ _BYTES_PER_ELEMENT = 2
 _BLOCK_TOKENS = 16
 _PEER = {"peer_host": "127.0.0.1", "peer_port": 5601}
 _PEER_FIELDS = ("peer_host", "peer_port", "size_bytes", "shape")
-RENDER_FIELDS = ("mm_payload", "return_mm_kwargs")
-"""Fields that only ever belong in a render body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A validated request to an engine that generates one token at most."""
-
-    prompt: Prompt
-    model: str
-
-
-def encode(deployment: Deployment, call: Call, api: Api, request_id: str) -> dict[str, Any]:
+def encode(deployment: Deployment, call: Call, api: Api, request_id: str) -> Answer:
     """Run the encoder over the media of a request and announce its outputs.
 
     Raises:
@@ -43,7 +32,7 @@ def encode(deployment: Deployment, call: Call, api: Api, request_id: str) -> dic
     for name in TRANSFER_FIELDS:
         if call.body.get(name) is not None:
             deployment.violate(call, f"{name} in an encode body")
-    work = _admit(deployment, call, api)
+    work = _admit_capped(deployment, call, api, request_id)
     if not work.prompt.entries:
         deployment.violate(call, "an encode request without media")
     descriptors: dict[str, dict[str, Any]] = {}
@@ -56,86 +45,31 @@ def encode(deployment: Deployment, call: Call, api: Api, request_id: str) -> dic
             descriptors[entry.key]["item_indices"].append(index)
             continue
         place = (entry.modality, entry.key)
-        if deployment.config.descriptors == "evicted":
+        if deployment.config.descriptors in {"evicted", "stale"}:
             deployment.encodings.drop(place)
         else:
             deployment.encodings.put(place, entry.embeds)
         descriptors[entry.key] = _descriptor(deployment, entry, entry.embeds, index)
-    announced = descriptors if deployment.config.descriptors != "none" else None
-    return answers.document(
-        answers.Generation(
-            api,
-            request_id,
-            work.model,
-            words=(),
-            finish_reason="stop",
-            choices=1,
-            prompt_tokens=len(work.prompt.token_ids),
-            cached_tokens=0,
-            transfer={"kv_transfer_params": None, "ec_transfer_params": announced},
-        )
-    )
+    announced = descriptors if descriptors and deployment.config.descriptors != "none" else None
+    return work.answer((), "stop", ec_params=announced)
 
 
-def prefill(deployment: Deployment, call: Call, api: Api, request_id: str) -> dict[str, Any]:
+def prefill(deployment: Deployment, call: Call, api: Api, request_id: str) -> Answer:
     """Compute the KV blocks of a prompt and say where they are.
 
     Raises:
         ApiError: what vLLM answers to a body it refuses, or to the request that killed its engine.
     """
-    work = _admit(deployment, call, api)
+    work = _admit_capped(deployment, call, api, request_id)
     for entry in work.prompt.entries:
-        check_span(deployment, call, work.prompt, entry)
+        check_span(work, entry)
         _obtain_embeddings(deployment, call, entry)
-    params = _store_kv(deployment, call, work.prompt)
-    return answers.document(
-        answers.Generation(
-            api,
-            request_id,
-            work.model,
-            words=("I",),
-            finish_reason="length",
-            choices=1,
-            prompt_tokens=len(work.prompt.token_ids),
-            cached_tokens=0,
-            transfer={"kv_transfer_params": params, "ec_transfer_params": None},
-        )
-    )
+    return work.answer(("I",), "length", kv_params=_store_kv(deployment, call, work.prompt))
 
 
-def check_span(deployment: Deployment, call: Call, prompt: Prompt, entry: Entry) -> None:
-    """Raise ApiError (500) where the span of a features entry cannot take its embeddings."""
-    if entry.source == "media":
-        return
-    name = f"{entry.modality} {entry.key!r}"
-    if len(set(prompt.token_ids[entry.offset : entry.offset + entry.length])) > 1:
-        raise deployment.recorder.crash(
-            call.exchange, f"{name}: the span mixes tokens, not all of its {entry.length} get an embedding"
-        )
-    if entry.embeds is None:
-        if entry.source != "cached":
-            raise internal_error("Internal server error: the item has no grid")
-    elif entry.embeds != entry.length:
-        raise deployment.recorder.crash(
-            call.exchange, f"{name}: the grid gives {entry.embeds} embeddings for a span of {entry.length}"
-        )
-
-
-def refuse_client_fields(deployment: Deployment, call: Call) -> None:
-    """Record fields that may not reach an engine in the place they are in."""
-    for name in RENDER_FIELDS:
-        if name in call.body:
-            deployment.violate(call, f"{name} belongs in a render body only")
-    nested = optional_object(call.body, "sampling_params") or {}
-    for container, where in ((call.body, "extra_args"), (nested, "sampling_params.extra_args")):
-        for name in TRANSFER_FIELDS:
-            if name in (optional_object(container, "extra_args") or {}):
-                deployment.violate(call, f"{name} in {where}: transfer parameters travel at the top level")
-
-
-def _admit(deployment: Deployment, call: Call, api: Api) -> Work:
-    refuse_client_fields(deployment, call)
-    sampling = read_sampling(deployment, api, call.body)
+def _admit_capped(deployment: Deployment, call: Call, api: Api, request_id: str) -> Work:
+    work = admit(deployment, call, api, request_id)
+    sampling = work.sampling
     if sampling.stream:
         deployment.violate(call, "stream: true: a streamed answer carries no transfer parameters")
     if sampling.max_tokens != 1 or sampling.choices != 1:
@@ -143,22 +77,20 @@ def _admit(deployment: Deployment, call: Call, api: Api) -> Work:
         deployment.violate(
             call, f"{wanted} tokens in {sampling.choices} choices asked for where one token is enough"
         )
-    return Work(read_prompt(deployment, call, api), sampling.model)
+    return work
 
 
 def _descriptor(deployment: Deployment, entry: Entry, embeds: int, index: int) -> dict[str, Any]:
     kind = deployment.config.descriptors
     metadata: dict[str, Any] = {}
-    if kind in {"nixl", "plain"}:
+    if kind in {"nixl", "plain", "stale"}:
         if entry.grid is not None:
             metadata = {GRID_FIELD[entry.modality]: list(entry.grid)}
         else:
             metadata = {AUDIO_FIELD: [embeds]}
-    descriptor: dict[str, Any] = {
-        "modality": entry.modality,
-        "item_indices": [index],
-        "metadata": metadata,
-    }
+    descriptor: dict[str, Any] = {"item_indices": [index], "metadata": metadata}
+    if deployment.config.vllm_version != "0.32":
+        descriptor["modality"] = entry.modality
     if kind in {"nixl", "no-metadata"}:
         descriptor |= _PEER
         descriptor["size_bytes"] = embeds * _HIDDEN_SIZE * _BYTES_PER_ELEMENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -15,18 +16,24 @@ from sidecar.simulator.errors import (
     scale_out_disabled,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _GARBAGE = b'{"request_id": "cut off in the mid'
 _ANNOUNCED_BYTES = 1 << 16
 _SERVER_ERROR = 500
 
 
-async def play(request: web.Request, fault: str, model: str) -> web.StreamResponse | None:
+async def play(
+    request: web.Request, fault: str, model: str, served: Sequence[str]
+) -> web.StreamResponse | None:
     """Answer a request with a fault.
 
     Args:
         request: the request, its body read.
         fault: name of the fault, "" for none.
         model: model the request asks for.
+        served: models the deployment serves.
 
     Returns:
         The spoilt answer; None when there is no fault, or one for the render role to put into its answer.
@@ -56,7 +63,7 @@ async def play(request: web.Request, fault: str, model: str) -> web.StreamRespon
         case "not-found":
             raise NotServed
         case "model-not-found":
-            raise model_not_found(model)
+            raise model_not_found(model, served)
         case _ if fault.startswith("status:"):
             raise _status_error(int(fault.removeprefix("status:")))
     return None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar.simulator.errors import bad_request, invalid_field
 from sidecar.simulator.tokens import VOCABULARY
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 JsonObject = dict[str, Any]
+
+MM_PAYLOADS = ("tensors", "none")
+"""What `mm_payload` may be."""
 
 
 def optional_string(body: JsonObject, name: str) -> str | None:
@@ -56,6 +62,14 @@ def optional_object(body: JsonObject, name: str) -> JsonObject | None:
     return value
 
 
+def optional_choice(body: JsonObject, name: str, choices: Sequence[str]) -> str | None:
+    """One of some strings, or None when absent or null."""
+    value = optional_string(body, name)
+    if value is not None and value not in choices:
+        raise invalid_field(name, f"Input should be {' or '.join(map(repr, choices))}")
+    return value
+
+
 def required_list(body: JsonObject, name: str) -> list[Any]:
     """A list that is not empty."""
     value = body.get(name)
@@ -72,5 +86,5 @@ def token_list(body: JsonObject, name: str) -> list[int]:
     if not all(type(token) is int and token >= 0 for token in tokens):
         raise invalid_field(name, "Input should be a list of integers greater than or equal to 0")
     if max(tokens) >= VOCABULARY:
-        raise bad_request(f"Token id {max(tokens)} is out of vocabulary", name)
+        raise bad_request(f"Token id {max(tokens)} is out of vocabulary")
     return tokens

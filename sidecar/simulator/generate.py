@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from sidecar.simulator.errors import bad_request, internal_error, invalid_field
+from sidecar.simulator.errors import internal_error, invalid_body, invalid_field
 from sidecar.simulator.fields import JsonObject, optional_object, token_list
 from sidecar.simulator.media import MediaPart
 from sidecar.simulator.serialization import ItemFields, read_item
@@ -76,7 +76,7 @@ def read_generate(body: JsonObject) -> GenerateBody:
     features = optional_object(body, "features")
     parts = body.get("content_parts")
     if features and parts:
-        raise bad_request("features and content_parts are mutually exclusive", "body.content_parts")
+        raise invalid_body("content_parts and features are mutually exclusive")
     media = _read_content_parts(parts) if parts else ()
     return GenerateBody(
         token_ids,
@@ -123,9 +123,9 @@ def _read_features(features: JsonObject, prompt_length: int, *, has_ec: bool) ->
     items.sort(key=lambda item: item.offset)
     for before, after in pairwise(items):
         if before.offset + before.length > after.offset:
-            raise invalid_field("features.mm_placeholders", "placeholder ranges overlap")
+            raise invalid_field("features", "mm_placeholders must be globally non-overlapping and sorted")
     if not has_ec and any(item.metadata is not None and item.tensors is None for item in items):
-        raise bad_request("metadata-only multimodal items require ec_transfer_params")
+        raise invalid_body("metadata-only multimodal items require ec_transfer_params")
     return tuple(items)
 
 
@@ -140,16 +140,10 @@ def _modality_map(features: JsonObject, name: str) -> dict[str, list[Any]] | Non
 
 def _check_complete(name: str, hashes: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:
     if hashes.keys() != other.keys():
-        raise invalid_field(
-            f"features.{name}",
-            f"{name} modalities {sorted(other)} do not match mm_hashes modalities {sorted(hashes)}",
-        )
+        raise invalid_field("features", f"{name} must use the same modalities as mm_hashes")
     for modality, keys in hashes.items():
         if len(keys) != len(other[modality]):
-            raise invalid_field(
-                f"features.{name}.{modality}",
-                f"{name} has {len(other[modality])} items, mm_hashes has {len(keys)}",
-            )
+            raise invalid_field("features", f"{modality} {name} and mm_hashes must have the same length")
 
 
 def _known_modality(name: str) -> Modality:
@@ -167,7 +161,7 @@ def _read_span(span: Any, path: str, prompt_length: int) -> tuple[int, int]:
     if offset < 0 or length <= 0:
         raise invalid_field(where, f"offset must be >= 0 and length > 0, got {offset} and {length}")
     if offset + length > prompt_length:
-        raise invalid_field(where, f"range [{offset}, {offset + length}) exceeds {prompt_length} token_ids")
+        raise invalid_body("mm_placeholders must remain within the token_ids sequence")
     return offset, length
 
 

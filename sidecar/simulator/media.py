@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sidecar.simulator.errors import bad_request
+from sidecar.simulator.errors import ApiError, bad_request, internal_error
 
 if TYPE_CHECKING:
     from sidecar.simulator.tokens import Modality
@@ -71,22 +71,16 @@ class Media:
     embeds: int
 
 
-def load(part: MediaPart, index: int, bounds: PixelBounds) -> Media:
-    """Read and measure one item; `index` counts within its modality.
+def load(url: str, modality: Modality, bounds: PixelBounds) -> Media:
+    """Read and measure one item.
 
     Raises:
-        ApiError: 400 for a part without data, a URL that is no base64 data URI, or media that do not decode.
+        ApiError: 400 for media that do not decode, 501 for a data URI without base64, 500 for files and
+            downloads, as a vLLM without access to either answers.
     """
-    if part.url is None:
-        if part.uuid is None:
-            raise bad_request(
-                f"multi_modal_data['{part.modality}'][{index}] is empty "
-                f"but multi_modal_uuids['{part.modality}'][{index}] is missing."
-            )
-        raise bad_request(f"Cache miss for {part.modality} at index {index} but data is not provided.")
-    subtype, data = _read_data_uri(part.url, part.modality)
+    subtype, data = _read_data_uri(url, modality)
     content = hashlib.sha256(data).hexdigest()
-    match part.modality:
+    match modality:
         case "image":
             width, height, name = _image_header(data)
             grid = image_grid(width, height, bounds)
@@ -130,13 +124,20 @@ def image_grid(width: int, height: int, bounds: PixelBounds) -> Grid:
 
 
 def _read_data_uri(url: str, modality: Modality) -> tuple[str, bytes]:
-    scheme, separator, rest = url.partition(":")
-    if scheme != "data" or not separator:
-        raise bad_request(f"Failed to load {modality}: the simulator downloads nothing, send a data: URL")
+    scheme, _, rest = url.partition(":")
+    match scheme:
+        case "data":
+            pass
+        case "file":
+            raise internal_error("Cannot load local files without `--allowed-local-media-path`.")
+        case "http" | "https":
+            raise internal_error("Cannot connect: the simulator downloads nothing, send a data: URL")
+        case _:
+            raise bad_request("The URL must be either a HTTP, data or file URL.")
     comma = rest.find(",")
     head = rest[: max(comma, 0)]
     if not head.endswith(";base64"):
-        raise bad_request("Only base64 data URLs are supported for now.")
+        raise ApiError(501, "Only base64 data URLs are supported for now.", kind="NotImplementedError")
     media_type = head.removesuffix(";base64").partition(";")[0]
     try:
         data = binascii.a2b_base64(rest[comma + 1 :].encode("ascii"), strict_mode=True)

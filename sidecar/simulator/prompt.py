@@ -12,10 +12,10 @@ import msgspec
 
 from sidecar.simulator import media, serialization
 from sidecar.simulator.conversation import ConversationApi, read_turns
-from sidecar.simulator.deployment import Identity
-from sidecar.simulator.errors import bad_request, invalid_field
-from sidecar.simulator.fields import optional_object, optional_string, token_list
+from sidecar.simulator.errors import bad_request, internal_error, invalid_field
+from sidecar.simulator.fields import optional_string, token_list
 from sidecar.simulator.generate import read_generate
+from sidecar.simulator.processor import media_options, process
 from sidecar.simulator.tokens import (
     FRAME,
     IM_END,
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 Api = Literal["chat", "completions", "responses", "messages", "generate"]
 Source = Literal["media", "tensors", "metadata", "cached"]
 
-_MEDIA_OPTIONS = ("mm_processor_kwargs", "media_io_kwargs")
+_CACHE_SALT_LENGTH = 128
+_CACHE_SALT_FORBIDDEN = frozenset("@/\\\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ class Prompt:
     entries: tuple[Entry, ...]
     cache_salt: str
 
+    def placeholders(self) -> dict[str, list[dict[str, int]]]:
+        """The spans by modality, in prompt order; empty without media."""
+        spans: dict[str, list[dict[str, int]]] = {}
+        for entry in self.entries:
+            spans.setdefault(entry.modality, []).append({"offset": entry.offset, "length": entry.length})
+        return spans
+
     def key(self) -> str:
         """What KV blocks are found by: the tokens, the media in them, and the tenant's salt."""
         digest = hashlib.sha256(array("Q", self.token_ids).tobytes())
@@ -89,7 +97,7 @@ def read_prompt(deployment: Deployment, call: Call, api: Api) -> Prompt:
     Raises:
         ApiError: what vLLM answers to a body it refuses.
     """
-    salt = optional_string(call.body, "cache_salt") or ""
+    salt = _cache_salt(call)
     match api:
         case "generate":
             token_ids, entries = _generate_prompt(deployment, call)
@@ -99,8 +107,29 @@ def read_prompt(deployment: Deployment, call: Call, api: Api) -> Prompt:
             token_ids, entries = _conversation_prompt(deployment, call, api)
         case _:
             assert_never(api)
+    limit = deployment.config.max_model_len
+    if api == "generate" and len(token_ids) >= limit:
+        raise bad_request(
+            f"The decoder prompt (length {len(token_ids)}) is longer than the maximum model length of "
+            f"{limit}."
+        )
     _check_length(deployment, len(token_ids))
     return Prompt(token_ids, entries, salt)
+
+
+def _cache_salt(call: Call) -> str:
+    salt = optional_string(call.body, "cache_salt")
+    if salt is None:
+        return ""
+    if not salt:
+        raise bad_request("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(salt) > _CACHE_SALT_LENGTH or not _CACHE_SALT_FORBIDDEN.isdisjoint(salt):
+        raise bad_request(
+            f"Parameter 'cache_salt' must be at most {_CACHE_SALT_LENGTH} characters and must not contain "
+            "'@', '/', '\\', or NUL.",
+            "cache_salt",
+        )
+    return salt
 
 
 def _check_length(deployment: Deployment, tokens: int) -> None:
@@ -108,7 +137,8 @@ def _check_length(deployment: Deployment, tokens: int) -> None:
     if tokens >= limit:
         raise bad_request(
             f"This model's maximum context length is {limit} tokens. "
-            f"However, your request has {tokens} input tokens."
+            f"However, your prompt contains at least {tokens} input tokens.",
+            "input_tokens",
         )
 
 
@@ -127,7 +157,7 @@ def _completions_tokens(deployment: Deployment, call: Call) -> list[int]:
 def _conversation_prompt(
     deployment: Deployment, call: Call, api: ConversationApi
 ) -> tuple[list[int], tuple[Entry, ...]]:
-    options = _media_options(deployment, call)
+    options = media_options(deployment, call)
     tokens: list[int] = []
     parts: list[MediaPart] = []
     for turn in read_turns(api, call.body):
@@ -144,20 +174,8 @@ def _conversation_prompt(
     tokens += (IM_START, *text_tokens("assistant\n"))
     limit = deployment.config.max_images
     if limit and sum(part.modality == "image" for part in parts) > limit:
-        raise bad_request(f"At most {limit} image(s) may be provided in one prompt.")
+        raise bad_request(f"At most {limit} image(s) may be provided in one prompt.", "image")
     return _expand(deployment, call, tokens, parts, options)
-
-
-def _media_options(deployment: Deployment, call: Call) -> dict[str, object]:
-    options: dict[str, object] = {}
-    for name in _MEDIA_OPTIONS:
-        value = optional_object(call.body, name)
-        if not value:
-            continue
-        if not deployment.config.trust_mm_kwargs:
-            raise bad_request(f"{name} is not allowed without --trust-request-mm-kwargs", name)
-        options[name] = value
-    return options
 
 
 def _generate_prompt(deployment: Deployment, call: Call) -> tuple[list[int], tuple[Entry, ...]]:
@@ -169,7 +187,7 @@ def _generate_prompt(deployment: Deployment, call: Call) -> tuple[list[int], tup
     for modality, count in Counter(part.modality for part in body.content_parts).items():
         targets = body.token_ids.count(PLACEHOLDER[modality])
         if targets < count:
-            raise bad_request(f"Failed to apply prompt replacement for mm_items['{modality}'][{targets}]")
+            raise internal_error(f"Failed to apply prompt replacement for mm_items['{modality}'][{targets}]")
         if targets > count:
             deployment.violate(
                 call,
@@ -214,6 +232,8 @@ def _expand(
     """Replace one placeholder per part by as many as the item has embeddings."""
     if not parts:
         return list(tokens), ()
+    if call.role == "encode":
+        deployment.encoder_requests += 1
     queues: dict[Modality, list[MediaPart]] = {modality: [] for modality in PLACEHOLDER}
     for part in parts:
         queues[part.modality].append(part)
@@ -228,13 +248,7 @@ def _expand(
         index = taken[modality]
         taken[modality] += 1
         part = queues[modality][index]
-        item = media.load(part, index, _bounds(deployment, call, options))
-        if part.uuid is None and call.role == "encode" and not deployment.config.encoder_caches:
-            # An encoder without caches counts its requests; two fresh encoders count alike.
-            key = f"renderer0-mm-0-{modality}-{index}"
-        else:
-            key = _media_key(part.uuid or item.content, options)
-        deployment.identify(call, (modality, key), Identity(item.content, item.label))
+        key, item = process(deployment, call, part, index, options)
         offset, length = len(expanded), item.embeds
         if deployment.config.sparse_spans:
             # The span then covers the frame too, whose tokens get no embedding.
@@ -244,23 +258,3 @@ def _expand(
         )
         expanded += [token] * item.embeds
     return expanded, tuple(entries)
-
-
-def _bounds(deployment: Deployment, call: Call, options: dict[str, object]) -> media.PixelBounds:
-    bounds = deployment.pixel_bounds(call.role)
-    processor = options.get("mm_processor_kwargs")
-    if not isinstance(processor, dict):
-        return bounds
-    limits = {"min_pixels": bounds.smallest, "max_pixels": bounds.largest}
-    for name in limits:
-        if name in processor:
-            if type(processor[name]) is not int or processor[name] < 1:
-                raise invalid_field(f"mm_processor_kwargs.{name}", "Input should be a positive integer")
-            limits[name] = processor[name]
-    return media.PixelBounds(limits["min_pixels"], limits["max_pixels"])
-
-
-def _media_key(identity: str, options: dict[str, object]) -> str:
-    if not options:
-        return identity
-    return hashlib.sha256(identity.encode() + msgspec.json.encode(options, order="sorted")).hexdigest()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import msgspec
 
 from sidecar.simulator import serialization
-from sidecar.simulator.errors import invalid_field
-from sidecar.simulator.fields import optional_bool, optional_string
+from sidecar.simulator.fields import MM_PAYLOADS, JsonObject, optional_bool, optional_choice, optional_object
 from sidecar.simulator.prompt import read_prompt
-from sidecar.simulator.sampling import read_sampling, rendered_sampling_params
+from sidecar.simulator.sampling import client_transfer_params, read_sampling, rendered_sampling_params
+from sidecar.simulator.tools import check_tool_choice
 
 if TYPE_CHECKING:
     from sidecar.simulator.deployment import Call, Deployment
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 _ID_PREFIX: dict[Api, str] = {
     "chat": "chatcmpl-",
     "completions": "cmpl-",
-    "responses": "resp_",
     "messages": "chatcmpl-",
 }
+_STREAM_OPTIONS: JsonObject = {"include_usage": False, "continuous_usage_stats": False}
 _REAL_BYTES_PER_EMBED = 4 * 1176
 """Four merged patches of 14 x 14 x 3 x 2 bytes, as Qwen2-VL's processor lays them out."""
 
@@ -39,44 +40,46 @@ def render(deployment: Deployment, call: Call, api: Api, request_id: str, fault:
     Raises:
         ApiError: what vLLM answers to a body it refuses.
     """
-    sampling = read_sampling(deployment, api, call.body)
     with_tensors = _wants_tensors(deployment, call)
+    sampling = read_sampling(deployment, api, call.body)
+    check_tool_choice(deployment, api, call.body)
     prompt = read_prompt(deployment, call, api)
     room = deployment.config.max_model_len - len(prompt.token_ids)
     features = _features(deployment, prompt, with_tensors=with_tensors) if prompt.entries else None
+    options = optional_object(call.body, "stream_options")
     if features is not None:
         _spoil(features, fault, len(prompt.token_ids))
     answer: dict[str, Any] = {
-        "request_id": _ID_PREFIX[api] + request_id,
+        "request_id": f"resp_{uuid4().hex[:16]}" if api == "responses" else _ID_PREFIX[api] + request_id,
         "token_ids": prompt.token_ids,
         "token_offsets": None,
         "features": features,
         "content_parts": None,
-        "sampling_params": rendered_sampling_params(api, call.body, sampling, room),
+        "sampling_params": rendered_sampling_params(deployment, api, call.body, sampling, room),
         "model": sampling.model,
         "reasoning_ended": None,
         "reasoning_parser_kwargs": None,
         "return_token_ids": None,
         "output_mode": "tokens",
         "stream": sampling.stream,
-        "stream_options": call.body.get("stream_options"),
+        "stream_options": options and _STREAM_OPTIONS | options,
         "cache_salt": prompt.cache_salt or None,
         "priority": call.body.get("priority", 0),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
     }
+    if deployment.config.vllm_version != "0.32":
+        answer |= client_transfer_params(call.body)
     return msgspec.json.encode([answer] if api == "completions" else answer)
 
 
 def _wants_tensors(deployment: Deployment, call: Call) -> bool:
     if not deployment.config.mm_payload_supported:
         return True
-    payload = optional_string(call.body, "mm_payload")
+    payload = optional_choice(call.body, "mm_payload", MM_PAYLOADS)
     alias = optional_bool(call.body, "return_mm_kwargs")
     if payload is None:
         return alias is not False
-    if payload not in {"tensors", "none"}:
-        raise invalid_field("mm_payload", "Input should be 'tensors' or 'none'")
     return payload == "tensors"
 
 
@@ -86,10 +89,7 @@ def _features(deployment: Deployment, prompt: Prompt, *, with_tensors: bool) -> 
         by_modality.setdefault(entry.modality, []).append(entry)
     features: dict[str, Any] = {
         "mm_hashes": {name: [entry.key for entry in group] for name, group in by_modality.items()},
-        "mm_placeholders": {
-            name: [{"offset": entry.offset, "length": entry.length} for entry in group]
-            for name, group in by_modality.items()
-        },
+        "mm_placeholders": prompt.placeholders(),
         "kwargs_data": None,
         "mm_metadata": None,
     }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from sidecar.simulator.errors import bad_request, internal_error
+from sidecar.simulator.errors import bad_request, internal_error, invalid_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,11 +98,11 @@ def read_item(text: object, path: str) -> ItemFields:
         ApiError: 400 for broken base64 or msgpack, 500 for msgpack of another shape.
     """
     if not isinstance(text, str):
-        raise bad_request(f"{path}: Input should be a valid string", f"body.{path}")
+        raise invalid_field(path, "Input should be a valid string")
     try:
         document = msgpack.unpackb(binascii.a2b_base64(text.encode("ascii"), strict_mode=True))
     except (ValueError, UnicodeEncodeError, msgpack.UnpackException):
-        raise bad_request(f"{path}: Input data was truncated", f"body.{path}") from None
+        raise bad_request("Input data was truncated") from None
     if not isinstance(document, dict) or not document:
         raise internal_error()
     return {name: _read_field(name, elem) for name, elem in document.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from copy import deepcopy
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from sidecar.simulator.config import LISTENERS, RENDER_FAULTS, ROLES, ConfigErro
 from sidecar.simulator.decode import decode
 from sidecar.simulator.deployment import Call, Deployment
 from sidecar.simulator.engine import encode, prefill
-from sidecar.simulator.errors import ApiError, NotServed, bad_request
+from sidecar.simulator.errors import ApiError, NotServed, bad_request, invalid_body, invalid_field
 from sidecar.simulator.render import render
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from sidecar.simulator.config import Listener
+    from sidecar.simulator.generation import Answer
     from sidecar.simulator.prompt import Api
     from sidecar.simulator.recorder import Exchange
 
@@ -39,11 +41,14 @@ _APIS: dict[str, Api] = {
 }
 _RENDER_SUFFIX = "/render"
 _NO_ENCODE = "completions"
+_ANTHROPIC = "/v1/messages"
+_ENGINES = {"encode": encode, "prefill": prefill, "decode": decode}
+_RANK_HEADER = "x-data-parallel-rank"
 _ROUTING_HEADERS = (
     "x-prefiller-host-port",
     "x-prefiller-url",
     "x-encoder-hosts-ports",
-    "x-data-parallel-rank",
+    _RANK_HEADER,
 )
 """Headers by which a client could name a worker: no role may see them."""
 
@@ -131,15 +136,20 @@ def _role_handler(
         if request.method == "GET" and request.path in {"/health", "/v1/models"}:
             return _information(deployment, request.path)
         raw = await request.read()
-        body = _decode_json(raw)
+        body = _read_json(raw)
         exchange = deployment.recorder.begin(
-            role, request.method, request.path_qs, request.headers, body=body, body_bytes=len(raw)
+            role,
+            request.method,
+            request.path_qs,
+            request.headers,
+            body=None if isinstance(body, ApiError) else body,
+            body_bytes=len(raw),
         )
         try:
             response = await _answer(deployment, role, request, body, exchange)
         except ApiError as error:
             exchange.status = error.status
-            return _json(error.document(), error.status)
+            return _json(error.document(anthropic=request.path == _ANTHROPIC), error.status)
         except NotServed:
             exchange.status = 404
             return _json({"detail": "Not Found"}, 404)
@@ -166,10 +176,12 @@ async def _answer(
     await asyncio.sleep(deployment.config.latency.get(role, 0))
     fault = deployment.config.take_fault(role)
     model = body.get("model", "") if isinstance(body, dict) else ""
-    if (spoilt := await faults.play(request, fault, str(model))) is not None:
+    if (spoilt := await faults.play(request, fault, str(model), deployment.config.models)) is not None:
         return spoilt
+    if isinstance(body, ApiError):
+        raise body
     if not isinstance(body, dict):
-        raise bad_request("JSON decode error: the body is not a JSON object", "body")
+        raise invalid_body("Input should be a valid dictionary or object to extract fields from")
     return await _serve(deployment, request, Call(role, body, exchange), api, fault)
 
 
@@ -177,19 +189,25 @@ async def _serve(
     deployment: Deployment, request: web.Request, call: Call, api: Api, fault: str
 ) -> web.StreamResponse:
     request_id = call.exchange.request_id or str(call.body.get("request_id") or uuid.uuid4().hex)
-    match call.role:
-        case "render":
-            spoil = fault if fault in RENDER_FAULTS else ""
-            return await _send(request, render(deployment, call, api, request_id, spoil))
-        case "encode":
-            return _json(encode(deployment, call, api, request_id))
-        case "prefill":
-            return _json(prefill(deployment, call, api, request_id))
-        case "decode":
-            answer = decode(deployment, call, api, request_id)
-            if not answer.stream:
-                return _json(answers.document(answer.generation))
-            return await _stream(request, answer.generation, deployment, include_usage=answer.include_usage)
+    if call.role == "render":
+        spoil = fault if fault in RENDER_FAULTS else ""
+        return await _send(request, render(deployment, call, api, request_id, spoil))
+    _check_rank(call.exchange)
+    answer = _ENGINES[call.role](deployment, call, api, request_id)
+    if not answer.stream:
+        return _json(answers.document(answer.generation))
+    return await _stream(request, answer, deployment.config.chunk_delay)
+
+
+def _check_rank(exchange: Exchange) -> None:
+    text = exchange.headers.get(_RANK_HEADER, "")
+    try:
+        rank = int(text)
+    except ValueError:
+        # Engines pass over a rank that is no number.
+        return
+    if rank != 0:
+        raise bad_request(f"data_parallel_rank {rank} is out of range [0, 1).")
 
 
 def _api_of(role: Role, path: str) -> Api:
@@ -241,14 +259,12 @@ async def _send(request: web.Request, document: bytes) -> web.StreamResponse:
     return response
 
 
-async def _stream(
-    request: web.Request, generation: answers.Generation, deployment: Deployment, *, include_usage: bool
-) -> web.StreamResponse:
+async def _stream(request: web.Request, answer: Answer, chunk_delay: float) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    for event in answers.events(generation, include_usage=include_usage):
+    for event in answers.events(answer.generation, include_usage=answer.include_usage):
         await response.write(event)
-        await asyncio.sleep(deployment.config.chunk_delay)
+        await asyncio.sleep(chunk_delay)
     await response.write_eof()
     return response
 
@@ -257,11 +273,25 @@ def _json(document: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), status=status, content_type="application/json")
 
 
-def _decode_json(raw: bytes) -> object:
+def _read_json(raw: bytes) -> object:
+    """The value, or the refusal (ApiError) of a body that is not JSON."""
+    if not raw:
+        return invalid_body("Field required")
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return _not_json(raw)
+
+
+def _not_json(raw: bytes) -> ApiError:
+    """The refusal names the position where the standard library, which vLLM reads bodies with, stops."""
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError as error:
+        return invalid_field(str(error.pos), f"JSON decode error: {error.msg}")
+    except (UnicodeDecodeError, RecursionError):
+        pass
+    return invalid_body("JSON decode error")
 
 
 def _add_admin(app: web.Application, simulator: Simulator) -> None:
@@ -274,7 +304,7 @@ def _add_admin(app: web.Application, simulator: Simulator) -> None:
         return _json([asdict(violation) for violation in recorder.violations])
 
     async def configure(request: web.Request) -> web.Response:
-        changes = _decode_json(await request.read())
+        changes = _read_json(await request.read())
         if not isinstance(changes, dict):
             return _json({"error": "send a JSON object of knobs"}, 400)
         try:

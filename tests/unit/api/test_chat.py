@@ -140,9 +140,22 @@ def test_a_clients_uuid_reaches_no_leg(part: dict[str, Any], leg: str) -> None:
     assert "evil" not in json.dumps(sent(LEGS[leg](body)))
 
 
-@pytest.mark.parametrize("part", [{"type": "image_embeds", "image_embeds": "x"}, {"image_url": "http://i"}])
-def test_a_uuid_on_a_part_of_unknown_type_reaches_no_leg(part: dict[str, Any]) -> None:
-    """An engine may know a part type that this API does not: its uuid is the client's all the same."""
+@pytest.mark.parametrize("part", [{"image_url": "http://169.254.169.254/"}, {"type": None, "image_url": "x"}])
+def test_a_part_without_a_type_is_refused(part: dict[str, Any]) -> None:
+    """An engine loads whatever media it finds in such a part, without the address guard."""
+    with pytest.raises(BadRequest, match=r"content\[1\].type"):
+        parse(with_parts(TEXT, part))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_embeds", "image_embeds": "x"},
+        {"type": "text", "text": "x", "image_url": "http://169.254.169.254/"},
+    ],
+)
+def test_a_uuid_on_any_other_part_reaches_no_leg(part: dict[str, Any]) -> None:
+    """With a uuid an engine takes a text part for the media beside its text."""
     body = parse(with_parts(part | {"uuid": "../../evil"}))
     for written in (body.render, body.prefill, body.decode):
         assert sent(written())["messages"][0]["content"] == [part]
@@ -358,13 +371,12 @@ def test_tenancy_is_what_isolates_prefix_caches() -> None:
 def test_unknown_part_types_are_reported_and_kept() -> None:
     """Parts that are neither text nor known media are named for the count check and left alone."""
     embeds = {"type": "image_embeds", "image_embeds": {"a": 1}}
-    body = parse(with_parts(TEXT, embeds, {"text": "no type"}, "a string", IMAGE))
-    assert list(body.unknown_part_types) == ["image_embeds", "(no type)"]
+    body = parse(with_parts(TEXT, embeds, "a string", IMAGE))
+    assert list(body.unknown_part_types) == ["image_embeds"]
     assert len(body.parts) == 1
     assert sent(body.decode())["messages"][0]["content"] == [
         TEXT,
         embeds,
-        {"text": "no type"},
         "a string",
         IMAGE,
     ]

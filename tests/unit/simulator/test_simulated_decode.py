@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 URL = image_url()
 
 
+@pytest.fixture(autouse=True)
+def _usage_tells_cached_tokens(simulator: Simulator) -> None:
+    simulator.config.prompt_tokens_details = True
+
+
 async def _prefilled(caller: Caller, *urls: str) -> dict[str, Any]:
     rendered = await caller.render(chat(*urls))
     body = prefill_body(rendered, form="kwargs_data") if urls else _text_prefill(rendered)
@@ -42,6 +47,10 @@ def _text_prefill(rendered: dict[str, Any]) -> dict[str, Any]:
         "sampling_params": {"max_tokens": 1},
         "kv_transfer_params": FOR_PREFILL,
     }
+
+
+def _without_nulls(usage: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in usage.items() if value is not None}
 
 
 async def _events(caller: Caller, path: str, body: dict[str, Any]) -> list[Any]:
@@ -81,6 +90,16 @@ async def test_without_prefill_the_kv_is_missed(caller: Caller) -> None:
     assert answer["choices"][0]["message"]["content"].endswith("KV from prefill: miss")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert caller.violations == []
+
+
+async def test_usage_tells_no_cached_tokens_unless_enabled(simulator: Simulator, caller: Caller) -> None:
+    """As without `--enable-prompt-tokens-details`: null in OpenAI answers, absent in Anthropic ones."""
+    simulator.config.prompt_tokens_details = False
+    _, answer = await caller.post("decode", CHAT, chat())
+    assert answer["usage"]["prompt_tokens_details"] is None
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}
+    _, answer = await caller.post("decode", "/v1/messages", body)
+    assert set(answer["usage"]) == {"input_tokens", "output_tokens"}
 
 
 async def test_kv_of_another_prompt_is_a_violation(caller: Caller) -> None:
@@ -158,7 +177,7 @@ async def test_chat_stream(caller: Caller) -> None:
     events = await _events(caller, CHAT, chat(URL, stream=True, stream_options={"include_usage": True}))
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"] == []
-    assert events[-2]["usage"] == whole["usage"]
+    assert events[-2]["usage"] == _without_nulls(whole["usage"])
     chunks = events[:-2]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -221,7 +240,7 @@ async def test_generate_answers_in_tokens(caller: Caller) -> None:
         token for event in events[:-1] for choice in event["choices"] for token in choice["token_ids"]
     ]
     assert tokens_text(streamed) == text
-    assert events[-2]["usage"] == answer["usage"]
+    assert events[-2]["usage"] == _without_nulls(answer["usage"])
     assert caller.violations == []
 
 
@@ -242,8 +261,25 @@ async def test_responses(caller: Caller) -> None:
     assert (answer["object"], answer["status"]) == ("response", "completed")
     events = await _events(caller, "/v1/responses", body | {"stream": True})
     assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
+    order = list(dict.fromkeys(event["type"].removeprefix("response.") for event in events))
+    assert order == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
     assert "".join(deltas) == text == events[-1]["response"]["output"][0]["content"][0]["text"]
+
+
+async def test_response_that_was_cut(caller: Caller) -> None:
+    """A limit leaves the response incomplete and is repeated in it."""
+    body = {"input": "hello", "max_output_tokens": 2, "temperature": 0}
+    _, answer = await caller.post("decode", "/v1/responses", body)
+    assert (answer["status"], answer["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert (answer["max_output_tokens"], answer["temperature"], answer["top_p"]) == (2, 0, 1.0)
 
 
 async def test_messages(caller: Caller) -> None:
@@ -268,10 +304,11 @@ async def test_unknown_model_and_wrong_bodies(caller: Caller) -> None:
     assert (await caller.post("decode", CHAT, chat(n=129)))[0] == 400
     assert (await caller.post("decode", "/v1/completions", {"prompt": ["a", "b"]}))[0] == 400
     url = caller.simulator.url("decode") + CHAT
-    for raw in (b"{broken", b"[1]", b"\xff", b""):
+    for raw, param in ((b"{broken", "body.1"), (b"[1]", "body"), (b"\xff", "body"), (b"", "body")):
         async with caller.session.post(url, data=raw, headers={"EPP-Profile": "decode"}) as response:
             assert response.status == 400
-            assert (await response.json())["error"]["type"] == "BadRequestError"
+            error = (await response.json())["error"]
+            assert (error["type"], error["param"]) == ("Bad Request", param)
 
 
 async def test_probe_is_answered_only_from_known_prompts(simulator: Simulator, caller: Caller) -> None:

@@ -31,7 +31,7 @@ async def test_content_parts_give_a_nixl_descriptor_under_the_uuid(caller: Calle
     descriptor = answer["ec_transfer_params"]["hash-1"]
     assert descriptor["metadata"] == {"image_grid_thw": [1, 34, 46]}
     assert descriptor["shape"][0] == 34 * 46 // 4
-    assert {"peer_host", "peer_port", "size_bytes", "modality", "item_indices"} < set(descriptor)
+    assert {"peer_host", "peer_port", "size_bytes", "item_indices"} < set(descriptor)
     assert caller.violations == []
 
 
@@ -66,7 +66,16 @@ async def test_other_modalities(caller: Caller, url: str, modality: str, field: 
     """Video announces its grid, audio only a length that no metadata can be rebuilt from."""
     descriptors = await caller.encode(url, "k", modality)
     assert list(descriptors["k"]["metadata"]) == [field]
-    assert descriptors["k"]["modality"] == modality
+
+
+@pytest.mark.parametrize(("version", "named"), [("0.32", False), ("0.33", True)])
+async def test_the_modality_is_named_from_0_33(
+    simulator: Simulator, caller: Caller, version: str, named: bool
+) -> None:
+    """VLLM 0.32 leaves it out of descriptors."""
+    simulator.configure({"vllm_version": version})
+    (descriptor,) = (await caller.encode(image_url(), "k")).values()
+    assert (descriptor.get("modality") == "image") is named
 
 
 @pytest.mark.parametrize(
@@ -90,6 +99,23 @@ async def test_engine_without_descriptors(simulator: Simulator, caller: Caller) 
     assert answer["ec_transfer_params"] is None
 
 
+async def test_text_has_no_descriptors(caller: Caller) -> None:
+    """Nothing encoded is announced as null."""
+    _, answer = await caller.post("encode", CHAT, chat(max_tokens=1))
+    assert answer["ec_transfer_params"] is None
+
+
+async def test_streamed_answer_has_no_descriptor(caller: Caller) -> None:
+    """The stream of an encoder ends after the role."""
+    body = chat(image_url(), uuids=["k"], max_tokens=1, stream=True)
+    async with caller.send("encode", CHAT, body) as response:
+        assert response.content_type == "text/event-stream"
+        text = await response.text()
+    assert text.count("data: ") == 2
+    assert text.endswith("data: [DONE]\n\n")
+    assert "ec_transfer_params" not in text
+
+
 async def test_openai_format(caller: Caller) -> None:
     """A chat turn with one image is encoded under its uuid; the message stays empty."""
     body = chat(image_url(), uuids=["k"], max_tokens=1)
@@ -107,15 +133,15 @@ async def test_equal_items_share_a_descriptor(caller: Caller) -> None:
     assert answer["ec_transfer_params"]["k"]["item_indices"] == [0, 1]
 
 
-async def test_encoder_without_caches_invents_colliding_keys(simulator: Simulator, caller: Caller) -> None:
-    """Without uuid two different images get one key, and that is noticed; with uuid they do not."""
+async def test_encoder_without_caches_numbers_its_requests(simulator: Simulator, caller: Caller) -> None:
+    """Without uuid the key says which request of this encoder it was, and that is noticed."""
     simulator.config.encoder_caches = False
-    keys: set[str] = set()
+    keys: list[str] = []
     for url in (image_url(100, 100), image_url(200, 100)):
         _, answer = await caller.post("encode", GENERATE, encode_body(url, None))
-        keys |= set(answer["ec_transfer_params"])
-    assert keys == {"renderer0-mm-0-image-0"}
-    assert len(caller.violations) == 1
+        keys += answer["ec_transfer_params"]
+    assert keys == ["renderer0-mm-1-image-0", "renderer0-mm-2-image-0"]
+    assert len(caller.violations) == 2
     assert list(await caller.encode(image_url(), "k")) == ["k"]
 
 
@@ -148,7 +174,7 @@ FEATURES = {
         (_with(sampling_params=None), 400, "Field required"),
         (_with(sampling_params={"min_tokens": 5, "max_tokens": 1}), 400, "min_tokens must be less"),
         (_with(model="other"), 404, "does not exist"),
-        (_with(token_ids=[151644]), 400, "prompt replacement"),
+        (_with(token_ids=[151644]), 500, "prompt replacement"),
         (_with(content_parts=[5]), 400, "list of dictionaries"),
         (_with(content_parts=[{"type": "image_url", "url": 5}]), 400, "valid string"),
         (
@@ -195,8 +221,8 @@ async def test_mistakes_vllm_does_not_refuse_are_violations(
     caller: Caller, body: dict[str, Any], message: str
 ) -> None:
     """What vLLM accepts without a word is recorded."""
-    status, _ = await caller.post("encode", GENERATE, body)
-    assert status == 200
+    async with caller.send("encode", GENERATE, body) as response:
+        assert response.status == 200
     assert len(caller.violations) == 1
     assert message in caller.violations[0]
     assert caller.fatal == []

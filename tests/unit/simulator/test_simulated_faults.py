@@ -174,7 +174,7 @@ async def test_admin_listener_steers_and_watches(simulator: Simulator, caller: C
         assert response.status == 400
     headers = {"authorization": "Bearer secret-value", "x-request-id": "id-1", "traceparent": "00-a-b-01"}
     headers |= {"x-epd-hop": "1"}
-    await caller.post("encode", GENERATE, encode_body(image_url(), "k") | {"stream": True}, **headers)
+    await caller.post("encode", GENERATE, encode_body(image_url(), "k") | {"mm_payload": "none"}, **headers)
     async with session.get(f"{admin}/simulator/exchanges") as response:
         text = await response.text()
     exchanges = json.loads(text)

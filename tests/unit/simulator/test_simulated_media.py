@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from sidecar.simulator.errors import ApiError
-from sidecar.simulator.media import MediaPart, PixelBounds, embeds_of, image_grid, load
+from sidecar.simulator.media import PixelBounds, embeds_of, image_grid, load
 from tests.unit.simulator.simulator_caller import audio_url, image_url, video_url
 
 BOUNDS = PixelBounds(3136, 12845056)
@@ -45,17 +45,17 @@ def test_a_sliver_is_refused() -> None:
 
 def test_image_is_labelled_by_size_and_format() -> None:
     """The label is what a reader recognises the picture by; equal bytes have equal content."""
-    part = MediaPart("image", image_url(320, 200), None)
-    first, again = load(part, 0, BOUNDS), load(part, 1, BOUNDS)
+    url = image_url(320, 200)
+    first, again = load(url, "image", BOUNDS), load(url, "image", BOUNDS)
     assert first.label == "320x200 jpeg"
     assert first == again
-    assert first.content != load(MediaPart("image", image_url(320, 200, colour=200), None), 0, BOUNDS).content
+    assert first.content != load(image_url(320, 200, colour=200), "image", BOUNDS).content
 
 
 def test_audio_and_video_are_measured_by_their_bytes() -> None:
     """More bytes give more tokens; video has a grid, audio none."""
-    audio = [load(MediaPart("audio", audio_url(size), None), 0, BOUNDS) for size in (100, 40000)]
-    video = [load(MediaPart("video", video_url(size), None), 0, BOUNDS) for size in (100, 400000)]
+    audio = [load(audio_url(size), "audio", BOUNDS) for size in (100, 40000)]
+    video = [load(video_url(size), "video", BOUNDS) for size in (100, 400000)]
     assert audio[0].embeds < audio[1].embeds
     assert audio[0].grid is None
     assert video[0].embeds < video[1].embeds
@@ -64,25 +64,19 @@ def test_audio_and_video_are_measured_by_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "status", "message"),
     [
-        ("data:image/png;base64," + base64.b64encode(b"no picture").decode(), "cannot identify image file"),
-        ("data:image/png;base64,!!!!", "Failed to load image"),
-        ("data:image/png;base64,", "no data"),
-        ("data:image/png,plain", "Only base64"),
-        ("https://example.invalid/a.png", "downloads nothing"),
+        ("data:image/png;base64," + base64.b64encode(b"no picture").decode(), 400, "cannot identify image"),
+        ("data:image/png;base64,!!!!", 400, "Failed to load image"),
+        ("data:image/png;base64,", 400, "no data"),
+        ("ftp://example.invalid/a.png", 400, "HTTP, data or file"),
+        ("data:image/png,plain", 501, "Only base64"),
+        ("https://example.invalid/a.png", 500, "downloads nothing"),
+        ("file:///a.png", 500, "allowed-local-media-path"),
     ],
 )
-def test_media_that_cannot_be_read_are_refused(url: str, message: str) -> None:
-    """Every fault of the media is a 400 that says what it is."""
+def test_media_that_cannot_be_read_are_refused(url: str, status: int, message: str) -> None:
+    """Every fault of the media has vLLM's status and says what it is."""
     with pytest.raises(ApiError, match=message) as caught:
-        load(MediaPart("image", url, None), 0, BOUNDS)
-    assert caught.value.status == 400
-
-
-def test_a_part_without_data_is_refused() -> None:
-    """Neither a missing URL nor a uuid alone is accepted."""
-    with pytest.raises(ApiError, match=r"multi_modal_uuids\['image'\]\[2\] is missing"):
-        load(MediaPart("image", None, None), 2, BOUNDS)
-    with pytest.raises(ApiError, match="Cache miss for image at index 0 but data is not provided"):
-        load(MediaPart("image", None, "u"), 0, BOUNDS)
+        load(url, "image", BOUNDS)
+    assert caught.value.status == status

@@ -122,7 +122,8 @@ async def test_metadata_only_without_any_descriptor_is_refused(caller: Caller) -
     rendered = await caller.render(chat(URL))
     status, answer = await caller.post("prefill", GENERATE, prefill_body(rendered, form="mm_metadata"))
     assert status == 400
-    assert answer["error"]["message"] == "metadata-only multimodal items require ec_transfer_params"
+    assert "metadata-only multimodal items require ec_transfer_params" in answer["error"]["message"]
+    assert (answer["error"]["type"], answer["error"]["param"]) == ("Bad Request", "body")
 
 
 async def test_metadata_only_without_encoder_output_kills_the_engine(
@@ -164,6 +165,17 @@ async def test_shared_storage_finds_outputs_by_key(simulator: Simulator, caller:
     rendered, descriptors = await _encoded(caller)
     body = prefill_body(rendered, form="mm_metadata", descriptors=descriptors)
     assert (await caller.post("prefill", GENERATE, body))[0] == 200
+
+
+async def test_stale_output_kills_the_engine(simulator: Simulator, caller: Caller) -> None:
+    """An encoder that still knows the item announces metadata for an output that is gone."""
+    simulator.configure({"descriptors": "stale"})
+    rendered, descriptors = await _encoded(caller)
+    assert [bool(descriptor["metadata"]) for descriptor in descriptors.values()] == [True]
+    body = prefill_body(rendered, form="mm_metadata", descriptors=descriptors)
+    assert (await caller.post("prefill", GENERATE, body))[0] == 500
+    assert len(caller.fatal) == 1
+    assert (await caller.post("prefill", GENERATE, prefill_body(rendered, form="kwargs_data")))[0] == 200
 
 
 async def test_mixed_span_kills_the_engine(simulator: Simulator, caller: Caller) -> None:
@@ -252,14 +264,22 @@ def _spans(*spans: tuple[object, object]) -> dict[str, Any]:
     ("body", "status", "message"),
     [
         (_features(mm_hashes=None), 400, "are required"),
-        (_features(mm_hashes={"image": ["a"]}), 400, "mm_placeholders has 2 items, mm_hashes has 1"),
-        (_features(mm_placeholders={"video": []}), 400, "do not match"),
-        (_features(kwargs_data={"image": [None]}), 400, "kwargs_data has 1 items"),
-        (_features(mm_metadata={}), 400, "mm_metadata modalities"),
+        (
+            _features(mm_hashes={"image": ["a"]}),
+            400,
+            "image mm_placeholders and mm_hashes must have the same length",
+        ),
+        (_features(mm_placeholders={"video": []}), 400, "mm_placeholders must use the same modalities"),
+        (
+            _features(kwargs_data={"image": [None]}),
+            400,
+            "image kwargs_data and mm_hashes must have the same length",
+        ),
+        (_features(mm_metadata={}), 400, "mm_metadata must use the same modalities"),
         (_features(mm_hashes={"image": ["a", 5]}), 400, "valid string"),
         (_features(mm_hashes=[1]), 400, "dictionary of lists"),
-        (_features(mm_placeholders=_spans((1, 3), (3, 2))), 400, "overlap"),
-        (_features(mm_placeholders=_spans((1, 2), (3, 3))), 400, "exceeds 5 token_ids"),
+        (_features(mm_placeholders=_spans((1, 3), (3, 2))), 400, "non-overlapping"),
+        (_features(mm_placeholders=_spans((1, 2), (3, 3))), 400, "within the token_ids sequence"),
         (_features(mm_placeholders=_spans((1, 0), (3, 2))), 400, "length > 0"),
         (_features(mm_placeholders=_spans((-1, 2), (3, 2))), 400, "offset must be >= 0"),
         (_features(mm_placeholders=_spans((1, True), (3, 2))), 400, "valid integers"),
@@ -297,9 +317,107 @@ async def test_mistakes_vllm_does_not_refuse_are_violations(
     caller: Caller, changes: dict[str, Any], message: str
 ) -> None:
     """What vLLM accepts without a word is recorded."""
-    status, _ = await caller.post("prefill", "/v1/completions", TEXT | changes)
-    assert (status, len(caller.violations)) == (200, 1)
+    async with caller.send("prefill", "/v1/completions", TEXT | changes) as response:
+        assert response.status == 200
+    assert len(caller.violations) == 1
     assert message in caller.violations[0]
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("path", "choice", "message"),
+    [
+        (CHAT, None, '"auto" tool choice requires --enable-auto-tool-choice'),
+        (CHAT, "auto", '"auto" tool choice requires --enable-auto-tool-choice'),
+        (CHAT, "required", 'tool_choice="required" requires --tool-call-parser'),
+        (CHAT, {"type": "function", "function": {"name": "f"}}, 'tool_choice=function "f" requires'),
+        (CHAT, "none", None),
+        ("/v1/messages", {"type": "auto"}, '"auto" tool choice requires --enable-auto-tool-choice'),
+        ("/v1/messages", {"type": "any"}, 'tool_choice="required" requires --tool-call-parser'),
+        ("/v1/messages", {"type": "tool", "name": "f"}, 'tool_choice=function "f" requires'),
+        ("/v1/messages", {"type": "none"}, None),
+    ],
+)
+async def test_tool_choices_need_a_tool_parser(
+    simulator: Simulator, caller: Caller, path: str, choice: object, message: str | None
+) -> None:
+    """A deployment without one refuses every choice but `none`; with one all are taken."""
+    body = chat(max_tokens=1, tools=TOOLS, kv_transfer_params=FOR_PREFILL)
+    body |= {} if choice is None else {"tool_choice": choice}
+    assert (await caller.post("prefill", path, body))[0] == 200
+    simulator.config.tool_parser = False
+    status, answer = await caller.post("prefill", path, body)
+    assert status == (400 if message else 200)
+    assert message is None or message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("params", "budget", "status"),
+    [(None, 1, 400), ({"do_remote_decode": False}, 1, 400), (None, 0, 200), (FOR_PREFILL, 1024, 200)],
+)
+async def test_thinking_budget_is_below_the_limit_unless_prefilled(
+    caller: Caller, params: object, budget: int, status: int
+) -> None:
+    """The budget of a Messages body counts only where it is going to decode."""
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 1,
+        "thinking": {"type": "enabled", "budget_tokens": budget},
+        "kv_transfer_params": params,
+    }
+    answered, answer = await caller.post("prefill", "/v1/messages", body)
+    assert answered == status
+    assert status == 200 or answer["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "document"),
+    [
+        ({"model": "other"}, 404, {"type": "error", "error": {"type": "NotFoundError"}}),
+        (
+            {"max_tokens": None},
+            400,
+            {"error": {"type": "Bad Request", "param": "body.max_tokens", "code": 400}},
+        ),
+    ],
+)
+async def test_messages_errors_have_two_shapes(
+    caller: Caller, changes: dict[str, Any], status: int, document: dict[str, Any]
+) -> None:
+    """The handler speaks Anthropic's, body validation OpenAI's."""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1} | changes
+    answered, answer = await caller.post("prefill", "/v1/messages", body)
+    assert answered == status
+    assert answer["error"].pop("message")
+    assert answer == document
+
+
+@pytest.mark.parametrize(("rank", "status"), [("0", 200), ("one", 200), ("7", 400), ("-1", 400)])
+async def test_an_engine_obeys_a_rank_header(caller: Caller, rank: str, status: int) -> None:
+    """A rank the engine does not have is refused, and its arrival is a violation in any case."""
+    answered, answer = await caller.post("prefill", "/v1/completions", TEXT, **{"x-data-parallel-rank": rank})
+    assert answered == status
+    assert status == 200 or answer["error"]["message"] == f"data_parallel_rank {rank} is out of range [0, 1)."
+    assert len(caller.violations) == 1
+
+
+async def test_prompt_is_echoed_on_request(caller: Caller) -> None:
+    """`return_token_ids` shows the expanded prompt and its spans."""
+    rendered = await caller.render(chat(URL))
+    body = prefill_body(rendered, form="kwargs_data") | {"return_token_ids": True}
+    _, answer = await caller.post("prefill", GENERATE, body)
+    assert answer["prompt_token_ids"] == rendered["token_ids"]
+    assert answer["mm_placeholders"] == rendered["features"]["mm_placeholders"]
+
+
+async def test_wrong_mm_payload_is_refused_by_engines_too(caller: Caller) -> None:
+    """Engines read the client APIs with the same types as the renderer; generate does not know the field."""
+    status, answer = await caller.post("prefill", CHAT, chat(mm_payload="bogus", max_tokens=1))
+    assert (status, answer["error"]["param"]) == (400, "body.mm_payload")
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "mm_payload": "bogus"}
+    assert (await caller.post("prefill", GENERATE, body))[0] == 200
 
 
 async def test_min_tokens_above_the_cap_is_refused(caller: Caller) -> None:

@@ -121,6 +121,20 @@ async def test_one_uuid_for_two_pictures_is_a_violation(caller: Caller) -> None:
     assert "'same'" in caller.violations[0]
 
 
+async def test_the_first_item_under_a_uuid_answers_for_later_ones(caller: Caller) -> None:
+    """A part without data is a hit in the processor's cache or a 400; another picture is not looked at."""
+    spans = []
+    for url in (image_url(100, 100), None, image_url(200, 100)):
+        part = {"type": "image_url", "image_url": url and {"url": url}, "uuid": "u"}
+        spans.append((await caller.render(_one_part(part)))["features"]["mm_placeholders"])
+    assert spans[0] == spans[1] == spans[2]
+    for uuid, message in (("never-seen", "Cache miss for image at index 0"), (None, "is missing")):
+        part = {"type": "image_url", "image_url": None, "uuid": uuid}
+        status, answer = await caller.post("render", RENDER, _one_part(part))
+        assert status == 400
+        assert message in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("size", [64, 1 << 20])
 async def test_tensor_size_is_configurable(simulator: Simulator, caller: Caller, size: int) -> None:
     """`tensor_bytes` replaces the size that follows from the image."""
@@ -161,10 +175,23 @@ async def test_transfer_params_of_the_client_end_up_in_extra_args(caller: Caller
     assert answer["kv_transfer_params"] is None
 
 
+async def test_transfer_params_stay_at_the_top_level_in_0_33(simulator: Simulator, caller: Caller) -> None:
+    """VLLM 0.33 does not move them."""
+    simulator.configure({"vllm_version": "0.33"})
+    answer = await caller.render(chat(kv_transfer_params={"a": 1}))
+    assert answer["kv_transfer_params"] == {"a": 1}
+    assert "extra_args" not in answer["sampling_params"]
+
+
 async def test_request_id_header_wins(caller: Caller) -> None:
     """`x-request-id` beats the body's `request_id`."""
     _, answer = await caller.post("render", RENDER, chat(request_id="body"), **{"x-request-id": "head"})
     assert answer["request_id"] == "chatcmpl-head"
+    _, answer = await caller.post(
+        "render", "/v1/responses/render", {"input": "x"}, **{"x-request-id": "head"}
+    )
+    assert answer["request_id"].startswith("resp_")
+    assert "head" not in answer["request_id"]
 
 
 async def test_everything_that_shapes_the_prompt_changes_the_tokens(caller: Caller) -> None:
@@ -176,6 +203,10 @@ async def test_everything_that_shapes_the_prompt_changes_the_tokens(caller: Call
     ]
     rendered = [tuple((await caller.render(body))["token_ids"]) for body in bodies]
     assert len(set(rendered)) == 3
+
+
+def _one_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [part]}]}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +222,7 @@ async def test_everything_that_shapes_the_prompt_changes_the_tokens(caller: Call
         (chat(temperature="hot"), "body.temperature", "valid number"),
         (chat(stream="yes"), "body.stream", "valid boolean"),
         (chat(kv_transfer_params=[1]), "body.kv_transfer_params", "valid dictionary"),
-        (chat(min_tokens=5, max_tokens=1), "min_tokens", "got 5"),
+        (chat(min_tokens=5, max_tokens=1), None, "got 5"),
         (chat(stream_options={"include_usage": True}), "stream_options", "stream=True"),
         ({"messages": []}, "body.messages", "at least 1 item"),
         ({"messages": "hi"}, "body.messages", "valid list"),
@@ -199,7 +230,14 @@ async def test_everything_that_shapes_the_prompt_changes_the_tokens(caller: Call
         ({"messages": [{"content": "x"}]}, "body.messages", "role"),
         ({"messages": [{"role": "user", "content": 5}]}, "body.messages", "string or list"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "body.messages", "string"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_embeds"}]}]}, None, "Unknown part type"),
+        (_one_part({"type": "image_embeds"}), "image_embeds", "--enable-mm-embeds"),
+        (_one_part({"type": "hologram"}), "type", "Unsupported chat content part type: 'hologram'"),
+        (_one_part({"type": "input_image", "image_url": image_url()}), None, "detail: Field required"),
+        (chat(max_tokens=1 << 24), "max_tokens", "cannot be greater than max_model_len=8388608"),
+        (chat(max_completion_tokens=1 << 24), "max_completion_tokens", "cannot be greater than"),
+        (chat(cache_salt="a/b"), "cache_salt", "must not contain '@', '/', '\\', or NUL"),
+        (chat(cache_salt="s" * 129), "cache_salt", "at most 128 characters"),
+        (chat(cache_salt=""), "cache_salt", "non-empty string"),
     ],
 )
 async def test_wrong_bodies_are_refused(
