@@ -17,7 +17,7 @@ from sidecar.api.openai_shape import (
     sets_processor_kwargs,
 )
 from sidecar.errors import BadRequest
-from sidecar.jsontext import NULL, MalformedJson, Raw, RawObject, is_null, read_object, read_string, to_raw
+from sidecar.jsontext import NULL, MalformedJson, Raw, RawObject, is_null, read_name, read_object, to_raw
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
@@ -30,6 +30,17 @@ _MODALITY_OF_PART = {
     "input_audio": "audio",
     "video_url": "video",
 }
+_MEDIA_MEMBERS = (
+    "audio_embeds",
+    "audio_url",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "input_image",
+    "prompt_embeds",
+    "video_url",
+)
 _TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
 _content_decoder = msgspec.json.Decoder(list[RawObject | str])
@@ -50,6 +61,7 @@ class ChatPart:
         self.inline_format: str | None = None
         self._kind = kind
         self._members: dict[str, Any] = dict(members)
+        self._check_alone()
         self._holder: dict[str, Any] = self._members
         self._url_field = "image_url"
         if kind != "input_image":
@@ -59,6 +71,13 @@ class ChatPart:
         if kind == "input_audio":
             self.inline_format = self._read_format()
         self._check_url()
+
+    def _check_alone(self) -> None:
+        # With the uuid every part gets after render, an engine takes the first media member it finds.
+        own = "image_url" if self._kind == "input_image" else self._kind
+        for member in _MEDIA_MEMBERS:
+            if member in self._members and member != own:
+                raise self._fault(f"a part of type {self._kind} must not have {member}")
 
     def _read_holder(self, members: RawObject) -> RawObject:
         value = members.get(self._kind)
@@ -71,7 +90,7 @@ class ChatPart:
 
     def _read_format(self) -> str:
         try:
-            return read_string(self._holder.get("format", Raw(b"null")))
+            return read_name(self._holder.get("format", NULL))
         except MalformedJson:
             raise self._fault("input_audio.format must be a string") from None
 
@@ -155,7 +174,7 @@ class ChatBody:
         # vLLM takes a part without a type, or with a uuid, for media it finds in it: past the address guard.
         members.pop("uuid", None)
         try:
-            kind = read_string(members.get("type", NULL))
+            kind = read_name(members.get("type", NULL))
         except MalformedJson:
             raise BadRequest(f"{location}.type must be a string", param=location) from None
         if kind in _MODALITY_OF_PART:

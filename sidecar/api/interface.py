@@ -48,11 +48,14 @@ class MediaPart(Protocol):
 
     @property
     def inline_format(self) -> str | None:
-        """Format of inline audio (`input_audio`), None for an item that is named by a URL."""
+        """What inline base64 holds: the `format` of `input_audio`, the media type of an Anthropic image.
+
+        None for an item that is named by a URL.
+        """
 
     @property
     def url(self) -> Raw:
-        """JSON text of the URL string; of inline audio, of its base64 payload."""
+        """JSON text of the URL string; of an inline item, of its base64 payload."""
 
     def set_url(self, url: Raw) -> None:
         """Replace the URL in place."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -13,23 +14,31 @@ from sidecar.jsontext import (
     RawObject,
     is_null,
     read_document,
+    read_name,
     read_object,
-    read_value,
     to_raw,
 )
 
 if TYPE_CHECKING:
     from sidecar.errors import SidecarError
 
+T = TypeVar("T")
+
+PROCESSOR_KWARGS = ("mm_processor_kwargs", "media_io_kwargs")
+"""Fields that change how media are processed, and with it their hashes."""
+_TENANCY_FIELDS = ("cache_salt", "priority")
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _FORBIDDEN_FIELDS = (*_TRANSFER_FIELDS, "mm_payload", "return_mm_kwargs")
 
 _OFF_CAPPED_LEGS = (
     "best_of",
     "echo",
+    "logprob_token_ids",
     "logprobs",
     "min_tokens",
     "n",
+    "prompt_logprob_start",
+    "prompt_logprob_token_ids",
     "prompt_logprobs",
     "response_format",
     "stream_options",
@@ -46,7 +55,7 @@ _CALLER_CHOOSES = (b'"auto"', b'"none"', b"null")
 
 def error_body(error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`, as the OpenAI clients read it."""
-    kind = "invalid_request_error" if error.outcome == "client_error" else "server_error"
+    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     body: dict[str, object] = {
         "message": f"{error.message} (request id: {request_id})",
         "type": kind,
@@ -94,17 +103,46 @@ def _is_object(value: Raw) -> bool:
     return bytes(memoryview(value)[:1]) == b"{"
 
 
+def name_member(value: Raw | None, location: str) -> str:
+    """A member that is a name, such as a type; raises BadRequest when it is missing, too long, no string."""
+    if value is None or is_null(value):
+        raise BadRequest(f"{location} is missing", param=location)
+    try:
+        return read_name(value)
+    except MalformedJson as error:
+        raise BadRequest(f"{location} must be a name: {error}", param=location) from None
+
+
+def typed_member(decoder: msgspec.json.Decoder[T], value: Raw | None, location: str) -> T:
+    """One member as the type of the decoder.
+
+    Args:
+        decoder: reads and checks the text.
+        value: the member, None when it is absent.
+        location: its place in the body, for the message: `messages[0].content`.
+
+    Raises:
+        BadRequest: absent, null, or of another type; names the place, never quotes the value.
+    """
+    if value is None or is_null(value):
+        raise BadRequest(f"{location} is missing", param=location)
+    try:
+        return decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = str(error).replace(" - at `$", f" at `{location}")
+        raise BadRequest(f"{location}: {reason}", param=location) from None
+    except RecursionError:
+        raise BadRequest(f"{location} is nested too deeply", param=location) from None
+
+
 def read_model(document: RawObject) -> str | None:
     """The requested model, None for the engine's default; raises BadRequest when it is not a string."""
     if is_null(document.get("model")):
         return None
     try:
-        model = read_value(document["model"])
+        return read_name(document["model"])
     except MalformedJson:
-        model = None
-    if not isinstance(model, str):
-        raise BadRequest("model must be a string", param="model")
-    return model
+        raise BadRequest("model must be a string, a name of at most 4096 bytes", param="model") from None
 
 
 def read_stream(document: RawObject) -> bool:
@@ -120,19 +158,35 @@ def read_stream(document: RawObject) -> bool:
             raise BadRequest("stream must be true or false", param="stream")
 
 
-def cap_to_one_token(document: RawObject, *cap_fields: str) -> RawObject:
+def read_tenancy(document: RawObject) -> RawObject:
+    """`cache_salt` and `priority`, where set: they isolate and order tenants on every leg."""
+    return {field: document[field] for field in _TENANCY_FIELDS if not is_null(document.get(field))}
+
+
+def sets_processor_kwargs(document: RawObject) -> bool:
+    """Whether the body sets processor kwargs; JSON null counts as unset, `{}` as set."""
+    return any(not is_null(document.get(field)) for field in PROCESSOR_KWARGS)
+
+
+def plain_output(members: RawObject) -> RawObject:
+    """The members without those that ask for more than one choice of plain tokens."""
+    return {
+        key: value
+        for key, value in members.items()
+        if key not in _OFF_CAPPED_LEGS and not key.startswith(_OFF_CAPPED_LEGS_PREFIX)
+    }
+
+
+def cap_to_one_token(document: RawObject, *cap_fields: str, limit: str = "max_tokens") -> RawObject:
     """The document as a leg that only fills caches sends it: one token, not streamed, one plain choice.
 
     Args:
         document: members of the client's body.
         cap_fields: further token limits of this API; capped where the client set them.
+        limit: the token limit that is always set.
     """
-    capped = {
-        key: value
-        for key, value in document.items()
-        if key not in _OFF_CAPPED_LEGS and not key.startswith(_OFF_CAPPED_LEGS_PREFIX)
-    }
-    capped["max_tokens"] = _ONE
+    capped = plain_output(document)
+    capped[limit] = _ONE
     for field in cap_fields:
         if field in capped:
             capped[field] = _ONE

@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from sidecar.api.chat import ChatApi
+from sidecar.api.completions import CompletionsApi
+from sidecar.api.generate import GenerateApi
+from sidecar.api.messages import MessagesApi
+from sidecar.api.responses import ResponsesApi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +18,13 @@ if TYPE_CHECKING:
     from sidecar.errors import SidecarError
 
 _DEFAULT: Api = ChatApi()
-_APIS: tuple[Api, ...] = (_DEFAULT,)
+_APIS: tuple[Api, ...] = (
+    _DEFAULT,
+    CompletionsApi(),
+    ResponsesApi(),
+    MessagesApi(),
+    GenerateApi(),
+)
 _BY_PATH: Mapping[str, Api] = {api.path: api for api in _APIS}
 
 

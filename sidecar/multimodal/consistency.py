@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sidecar.multimodal.entries import Entry
 
 
+_PATCHES_PER_TOKEN = 4
+
+
 class GridMismatch(ValueError):
     """An encoding does not fit its entry; the message names the entry and both numbers."""
 
@@ -23,13 +26,13 @@ class GridMismatch(ValueError):
 def check_grids(entries: Iterable[Entry], *, tensors_omitted: bool) -> None:
     """Compare every known descriptor grid with what render said of the entry.
 
-    With metadata from render the grids must be equal. With omitted tensors, patches per placeholder token
-    (t*h*w of the grid by the span length) must be the same whole number for all images of the request.
+    With metadata from render the grids must be equal. With omitted tensors, a placeholder token must stand
+    for four patches (t*h*w of the grid by the span length): all models that announce an image grid merge two
+    by two. Any other number, whole or not, means that the encoder has resized the image differently.
 
     Raises:
         GridMismatch: they do not fit.
     """
-    expected_ratio: int | None = None
     for entry in entries:
         if entry.descriptor is None:
             continue
@@ -41,10 +44,8 @@ def check_grids(entries: Iterable[Entry], *, tensors_omitted: bool) -> None:
             raise GridMismatch(f"{entry.label}: render has grid {list(rendered)}, encode has {list(encoded)}")
         if tensors_omitted and entry.modality == "image":
             patches = encoded[0] * encoded[1] * encoded[2]
-            ratio, rest = divmod(patches, entry.span.length)
-            if rest or (expected_ratio is not None and ratio != expected_ratio):
+            if patches != entry.span.length * _PATCHES_PER_TOKEN:
                 raise GridMismatch(
                     f"{entry.label}: render has {entry.span.length} placeholder tokens, "
                     f"encode has {patches} patches"
                 )
-            expected_ratio = ratio

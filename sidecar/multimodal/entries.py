@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
     from sidecar.api import MediaPart
     from sidecar.jsontext import Raw
+
+
+ITEM_HASH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,255}")
+"""What a media hash may look like: a worker uses it as a file name."""
 
 
 @dataclass(frozen=True, slots=True)

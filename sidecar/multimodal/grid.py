@@ -38,8 +38,10 @@ def descriptor_grid(modality: str, metadata: Mapping[str, Any]) -> Grid | None:
 def rebuild_metadata(modality: str, metadata: Mapping[str, Any]) -> tuple[Raw | None, str]:
     """The metadata item a renderer would emit, from a descriptor's metadata.
 
-    Only a lone grid of the entry's own modality can be rebuilt: three integers from 1 to 2^63 - 1. Any other
-    field has a dtype or shape the descriptor does not tell.
+    Only the lone grid of an image can be rebuilt: three integers from 1 to 2^63 - 1. Any other field has a
+    dtype or shape the descriptor does not tell. A video is never rebuilt: a renderer also sends the seconds
+    per grid, no descriptor has them, and without them an engine takes other positions for the tokens and
+    answers something else, unnoticed.
 
     Returns:
         JSON text of the base64 string and "", or None and the reason.
@@ -53,6 +55,8 @@ def rebuild_metadata(modality: str, metadata: Mapping[str, Any]) -> tuple[Raw | 
     grid = _grid(metadata[field]) if field else None
     if field is None or grid is None:
         return None, f"metadata not encodable ({field})"
+    if modality == "video":
+        return None, "metadata of a video is not in its descriptor"
     return _item(field, grid), ""
 
 

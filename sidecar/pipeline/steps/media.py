@@ -60,10 +60,11 @@ class MediaStep:
     def _check_inline(self, part: MediaPart) -> str | None:
         """Check a part that holds its data; of any other, return the URL to download."""
         if part.inline_format is not None:
-            if part.inline_format not in AUDIO_FORMATS:
+            allowed = AUDIO_FORMATS if part.modality == "audio" else ALLOWED_TYPES[part.modality]
+            if part.inline_format not in allowed:
                 raise BadRequest(
-                    f"input_audio format {part.inline_format[:16]!a} is not allowed; "
-                    f"allowed here: {', '.join(sorted(AUDIO_FORMATS))}"
+                    f"{part.modality} format {part.inline_format[:16]!a} is not allowed; "
+                    f"allowed here: {', '.join(sorted(allowed))}"
                 )
             part.set_url(check_base64(part.url))
             return None
@@ -85,7 +86,8 @@ class MediaStep:
             except SidecarError as error:
                 raise _located(parts[0], error) from None
             text = build_data_uri(media.content_type, media.data)
-            ticket.reserve(len(memoryview(text)))
+            # Held once, but sent on once per part.
+            ticket.reserve(len(memoryview(text)) * len(parts))
             ticket.release(len(media.data))
             for part in parts:
                 part.set_url(text)

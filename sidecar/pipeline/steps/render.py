@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import msgspec
 
 from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepName
 from sidecar.jsontext import NULL, MalformedJson, Raw, check_utf8, is_null, read_object, read_value, segments
-from sidecar.multimodal.entries import Entry, entries_of, media_summary
+from sidecar.multimodal.entries import ITEM_HASH, Entry, entries_of, media_summary
 from sidecar.multimodal.features import first_obstacle
 from sidecar.multimodal.forms import mixed_entry
 from sidecar.multimodal.spans import InvalidSpans, Span, check_spans
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KNOWN_MODALITIES = frozenset({"image", "audio", "video"})
-# A worker uses the hash as a file name.
-_HASH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,255}")
 
 
 class _Placeholder(msgspec.Struct):
@@ -94,6 +91,9 @@ class RenderStep:
             BadRequest: over `max_total_tokens` or `max_total_placeholder_tokens`, or a part of unknown type.
         """
         if state.body.own_prompt is not None:
+            # Nothing to render; the runner has counted the tokens the client sent.
+            record = state.inbound.record
+            self._check_limits(record.prompt_tokens or 0, record.placeholder_tokens or 0)
             return
         entries, prompt = await self._render(state, omit=self._omits(state))
         obstacle = first_obstacle(entries, prompt.token_ids) if prompt.tensors_omitted else ""
@@ -309,7 +309,7 @@ def _items(
 
 
 def _checked_hash(value: str, modality: str, index: int) -> str:
-    if not _HASH.fullmatch(value):
+    if not ITEM_HASH.fullmatch(value):
         raise _failed(f"the hash of {modality}[{index}] is not a plain name")
     return value
 

@@ -493,3 +493,21 @@ def test_legs_do_not_disturb_each_other() -> None:
         tree["kv_transfer_params"] = Raw(b"{}")
         tree["max_tokens"] = Raw(b"77")
     assert sent(body.decode()) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "member"),
+    [
+        (INPUT_AUDIO, "audio_url"),
+        (INPUT_AUDIO, "image_url"),
+        (AUDIO, "image_url"),
+        (VIDEO, "image_url"),
+        (IMAGE, "video_url"),
+        (INPUT_IMAGE, "input_audio"),
+        (IMAGE, "image_embeds"),
+    ],
+)
+def test_a_part_holds_one_item(part: dict[str, Any], member: str) -> None:
+    """With the uuid a part gets after render, an engine takes the first media member it finds in it."""
+    with pytest.raises(BadRequest, match=member):
+        parse(with_parts(part | {member: {"url": "http://169.254.169.254/"}}))

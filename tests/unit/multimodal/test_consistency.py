@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import base64
+import struct
 from typing import Any
 
+import msgpack
 import pytest
 
 from sidecar.jsontext import Raw, to_raw
 from sidecar.multimodal.consistency import GridMismatch, check_grids
 from sidecar.multimodal.entries import Descriptor, Entry
-from sidecar.multimodal.grid import rebuild_metadata
 from sidecar.multimodal.spans import Span
 
 
 def _metadata(modality: str, grid: list[int]) -> Raw:
-    item, _ = rebuild_metadata(modality, {f"{modality}_grid_thw": grid})
-    assert item is not None
-    return item
+    """The item a renderer sends for a grid."""
+    tensor = ["int64", [3], msgpack.ExtType(3, struct.pack("<3q", *grid))]
+    item = {f"{modality}_grid_thw": {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}}
+    return to_raw(base64.b64encode(msgpack.packb(item)).decode())
 
 
 def _entry(
@@ -57,13 +60,12 @@ def test_unequal_grids_are_named_with_both_numbers(modality: str, *, omitted: bo
     ("lengths", "grids"),
     [
         ([4], [[1, 4, 4]]),
-        ([16], [[1, 4, 4]]),
         ([4, 16], [[1, 4, 4], [1, 8, 8]]),
         ([8, 1], [[2, 4, 4], [1, 2, 2]]),
     ],
 )
-def test_the_same_whole_multiple_for_all_images_fits(lengths: list[int], grids: list[list[int]]) -> None:
-    """Without tensors, patches per placeholder token are one whole number for the whole request."""
+def test_four_patches_for_every_token_fit(lengths: list[int], grids: list[list[int]]) -> None:
+    """Without tensors, each placeholder token stands for two by two patches."""
     check_grids(
         [_entry(i, length, grid) for i, (length, grid) in enumerate(zip(lengths, grids, strict=True))],
         tensors_omitted=True,
@@ -75,6 +77,8 @@ def test_the_same_whole_multiple_for_all_images_fits(lengths: list[int], grids: 
     [
         ([5], [[1, 4, 4]], ("image[0]", "5 placeholder tokens", "16 patches")),
         ([32], [[1, 4, 4]], ("image[0]", "32 placeholder tokens", "16 patches")),
+        ([64], [[1, 8, 8]], ("image[0]", "64 placeholder tokens", "64 patches")),
+        ([4], [[1, 8, 8]], ("image[0]", "4 placeholder tokens", "64 patches")),
         ([4, 16], [[1, 4, 4], [1, 4, 4]], ("image[1]", "16 placeholder tokens", "16 patches")),
         ([4, 4, 4], [[1, 4, 4], None, [1, 4, 8]], ("image[2]", "4 placeholder tokens", "32 patches")),
     ],
@@ -82,7 +86,7 @@ def test_the_same_whole_multiple_for_all_images_fits(lengths: list[int], grids: 
 def test_another_multiple_is_a_mismatch(
     lengths: list[int], grids: list[list[int] | None], named: tuple[str, ...]
 ) -> None:
-    """Without tensors, a rest or a second multiple means that render and encode resize differently."""
+    """Without tensors, any other number, whole or not, means that render and encode resize differently."""
     entries = [_entry(i, length, grid) for i, (length, grid) in enumerate(zip(lengths, grids, strict=True))]
     with pytest.raises(GridMismatch) as mismatch:
         check_grids(entries, tensors_omitted=True)

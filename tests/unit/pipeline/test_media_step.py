@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from sidecar.http import RequestHead
 from sidecar.limits import InFlightBudget
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
-from sidecar.pipeline.request import InboundRequest
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
 from sidecar.pipeline.steps.decode import DecodeStep
 from sidecar.pipeline.steps.media import MediaStep
@@ -89,8 +90,11 @@ async def run(
                 record=AccessRecord(),
                 ticket=ticket,
                 stopwatch=Stopwatch(),
+                can_stream_answer=True,
+                cleanup=ExitStack(),
             )
         )
+        assert isinstance(rewrite, DecodeRewrite)
         content: list[Any] = json.loads(b"".join(rewrite.body))["messages"][0]["content"]
         return content
 
