@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test lint proto bench
+.PHONY: help setup demo run test test-vllm lint proto bench
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(STAMP) ## make .venv with the package and its development tools
 
@@ -29,6 +29,9 @@ run: $(STAMP) ## keep the demo running, and print requests to try
 
 test: $(STAMP) ## unit tests, then tests through a real Envoy
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/e2e
+
+test-vllm: $(STAMP) ## the sidecar against real vLLM on CPU (installs it once, 3.4 GB)
+	$(BIN)/python -m tests.vllm.run
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
