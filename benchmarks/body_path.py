@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from multiprocessing import Process, Queue
 from typing import TYPE_CHECKING
 
@@ -112,7 +112,7 @@ async def _one_request(pipeline: Pipeline, entries: int) -> None:
     api = api_for_path(path)
     if api is None:
         raise RuntimeError(f"no API owns {path}")
-    with InFlightBudget(1, 1 << 40).admit() as ticket:
+    with InFlightBudget(1, 1 << 40).admit() as ticket, ExitStack() as cleanup:
         await pipeline.run(
             InboundRequest(
                 head=RequestHead("POST", path, "", ()),
@@ -123,6 +123,8 @@ async def _one_request(pipeline: Pipeline, entries: int) -> None:
                 record=AccessRecord(),
                 ticket=ticket,
                 stopwatch=Stopwatch(),
+                can_stream_answer=True,
+                cleanup=cleanup,
             )
         )
 

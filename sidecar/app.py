@@ -18,6 +18,7 @@ from sidecar.extproc.service import ExternalProcessor
 from sidecar.limits import InFlightBudget
 from sidecar.observability.metrics import Metrics
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+from sidecar.pipeline.steps.conditional_decode import ConditionalDecodeStep
 from sidecar.pipeline.steps.decode import DecodeStep
 from sidecar.pipeline.steps.encode import EncodeStep
 from sidecar.pipeline.steps.media import MediaStep
@@ -79,15 +80,7 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
     """The configured steps, with their upstreams started on `stack`."""
     rules = settings.pipeline
     gateway = await _started(
-        Upstream(
-            settings.gateway.address,
-            head_timeout=settings.gateway.timeout,
-            timeout_key="gateway.timeout",
-            address_key="gateway.address",
-            max_idle=settings.gateway.max_idle_conns_per_host,
-            idle_timeout=settings.gateway.idle_conn_timeout,
-        ),
-        stack,
+        _gateway(settings, head_timeout=settings.gateway.timeout, timeout_key="gateway.timeout"), stack
     )
     steps: list[TimedStep] = []
     if (media := rules.media) is not None:
@@ -115,6 +108,14 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
         tokens_in = any(step and not step.use_openai_format for step in (rules.encode, rules.prefill))
         step = RenderStep(render, upstream, tokens_in=tokens_in, memory=TensorMemory())
         steps.append(TimedStep(step, render.timeout))
+    if (conditional := rules.conditional_decode) is not None:
+        # Its own client: the head of an answer that is not streamed comes after all of its tokens.
+        probe = _gateway(
+            settings,
+            head_timeout=conditional.timeout,
+            timeout_key="timeout of the conditional-decode step",
+        )
+        steps.append(TimedStep(ConditionalDecodeStep(await _started(probe, stack)), conditional.timeout))
     if (encode := rules.encode) is not None:
         steps.append(TimedStep(EncodeStep(encode, gateway), encode.timeout))
     if (prefill := rules.prefill) is not None:
@@ -128,6 +129,17 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
     control_headers = ControlHeaders((*settings.headers.strip, *rules.forward_response_headers))
     return Pipeline(
         steps, LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers)
+    )
+
+
+def _gateway(settings: Settings, *, head_timeout: float, timeout_key: str) -> Upstream:
+    return Upstream(
+        settings.gateway.address,
+        head_timeout=head_timeout,
+        timeout_key=timeout_key,
+        address_key="gateway.address",
+        max_idle=settings.gateway.max_idle_conns_per_host,
+        idle_timeout=settings.gateway.idle_conn_timeout,
     )
 
 

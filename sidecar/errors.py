@@ -36,8 +36,8 @@ Outcome = Literal[
     "internal_error",
 ]
 
-StepName = Literal["media", "render", "encode", "prefill", "decode"]
-Stage = Literal["request", "media", "render", "encode", "prefill", "decode"]
+StepName = Literal["media", "render", "conditional_decode", "encode", "prefill", "decode"]
+Stage = Literal["request", "media", "render", "conditional_decode", "encode", "prefill", "decode"]
 
 
 class SidecarError(Exception):

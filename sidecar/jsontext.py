@@ -26,6 +26,12 @@ Segments = list[Segment]
 _SPLIT_SIZE = 16 << 10
 """A raw value from this size on travels as its own slice; below, a copy is cheaper than one more write."""
 _UTF8_WINDOW = 1 << 20
+_LONGEST_NAME = 4096
+_MAX_MEMBERS = 500_000
+_MAX_ITEMS = 4_000_000
+_MEMBER_COST = 256
+_ITEM_COST = 64
+_ORDINARY_COST = 64 << 10
 
 _object_decoder: msgspec.json.Decoder[RawObject] = msgspec.json.Decoder(RawObject)
 _array_decoder: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
@@ -64,6 +70,17 @@ def read_string(text: bytes | bytearray | Raw) -> str:
     return _decode(_string_decoder, text)
 
 
+def read_name(text: Raw) -> str:
+    """The value of a JSON string that is a name, a type or the like: of at most 4096 bytes.
+
+    Raises:
+        MalformedJson: longer, or no string.
+    """
+    if len(memoryview(text)) > _LONGEST_NAME:
+        raise MalformedJson(f"a name of more than {_LONGEST_NAME} bytes")
+    return read_string(text)
+
+
 def read_value(text: bytes | bytearray | Raw) -> Any:
     """The whole value as Python objects, for small members only; raises MalformedJson."""
     return _decode(_any_decoder, text)
@@ -89,6 +106,21 @@ def check_utf8(text: bytes | bytearray) -> None:
             decoder.decode(bytes(view[start : start + _UTF8_WINDOW]))
     except UnicodeDecodeError as error:
         raise MalformedJson(f"it is not UTF-8 ({error.reason})") from None
+
+
+def parsed_size(text: bytes | bytearray) -> int:
+    """An upper bound for what the members and items of a document cost in memory once read, in bytes.
+
+    Every member has a colon and every item but the first a comma; in strings they cost no memory, but there
+    each of them costs prompt tokens. An ordinary request is not worth counting: 0.
+
+    Raises:
+        MalformedJson: more members or items than any prompt has; reading them would stall everybody else.
+    """
+    members, items = text.count(b":"), text.count(b",")
+    if members > _MAX_MEMBERS or items > _MAX_ITEMS:
+        raise MalformedJson(f"more than {_MAX_MEMBERS} members or {_MAX_ITEMS} items")
+    return max(0, members * _MEMBER_COST + items * _ITEM_COST - _ORDINARY_COST)
 
 
 def is_null(value: Raw | None) -> bool:

@@ -7,6 +7,7 @@ from sidecar.config.load import load_settings
 from sidecar.config.problems import ConfigError
 from sidecar.config.settings import (
     AdminSettings,
+    ConditionalDecodeParams,
     DecodeParams,
     EcConnector,
     EncodeParams,
@@ -30,6 +31,7 @@ from sidecar.config.settings import (
 
 __all__ = [
     "AdminSettings",
+    "ConditionalDecodeParams",
     "ConfigError",
     "DecodeParams",
     "EcConnector",

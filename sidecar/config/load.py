@@ -198,7 +198,7 @@ def _idle_timeouts(settings: Settings) -> Iterator[str]:
     deadline = settings.ext_proc.request_deadline
     times = {"ext_proc.read_timeout": settings.ext_proc.read_timeout}
     for index, step in enumerate(settings.pipeline.steps):
-        if step.type in ("render", "encode", "prefill"):
+        if step.type in ("render", "conditional-decode", "encode", "prefill"):
             times[f"pipeline.steps[{index}].params.timeout"] = step.params.timeout
     for path, seconds in times.items():
         if seconds > deadline:

@@ -199,6 +199,17 @@ class RenderParams(Section):
     idle_conn_timeout: PositiveDuration = 90.0
 
 
+class ConditionalDecodeParams(Section):
+    """Params of `conditional-decode`; what the file leaves out comes from the gateway.
+
+    Attributes:
+        timeout: seconds until the answer, and until its end where it is not streamed; `gateway.timeout` if
+            not set.
+    """
+
+    timeout: PositiveDuration = 60.0
+
+
 class EncodeParams(Section):
     """Params of `encode`; what the file leaves out comes from the pipeline and the gateway.
 
@@ -269,6 +280,13 @@ class RenderStep(_Step):
     params: RenderParams
 
 
+class ConditionalDecodeStep(_Step):
+    """Asks for a decode worker that holds the prompt already."""
+
+    type: Literal["conditional-decode"]
+    params: ConditionalDecodeParams
+
+
 class EncodeStep(_Step):
     """Sends each media item to an encoder."""
 
@@ -290,16 +308,20 @@ class DecodeStep(_Step):
     params: DecodeParams
 
 
-Step = MediaStep | RenderStep | EncodeStep | PrefillStep | DecodeStep
+Step = MediaStep | RenderStep | ConditionalDecodeStep | EncodeStep | PrefillStep | DecodeStep
 
 STEP_TYPES: dict[str, type[Step]] = {
     "replace-media-urls": MediaStep,
     "render": RenderStep,
+    "conditional-decode": ConditionalDecodeStep,
     "encode": EncodeStep,
     "prefill": PrefillStep,
     "decode": DecodeStep,
 }
 """Step classes by type, in the order the pipeline runs them."""
+
+_OPT_IN = frozenset({"conditional-decode"})
+"""Steps a pipeline has only if the file lists them."""
 
 
 def _step_type(step: Any) -> str | None:
@@ -312,6 +334,7 @@ def _step_type(step: Any) -> str | None:
 _AnyStep = Annotated[
     Annotated[MediaStep, Tag("replace-media-urls")]
     | Annotated[RenderStep, Tag("render")]
+    | Annotated[ConditionalDecodeStep, Tag("conditional-decode")]
     | Annotated[EncodeStep, Tag("encode")]
     | Annotated[PrefillStep, Tag("prefill")]
     | Annotated[DecodeStep, Tag("decode")],
@@ -322,8 +345,8 @@ _ParamsT = TypeVar("_ParamsT", bound=Section)
 
 
 def default_steps() -> list[dict[str, Any]]:
-    """All steps without params, as the file would list them."""
-    return [{"type": name} for name in STEP_TYPES]
+    """The usual steps without params, as the file would list them."""
+    return [{"type": name} for name in STEP_TYPES if name not in _OPT_IN]
 
 
 class PipelineSettings(Section):
@@ -361,6 +384,11 @@ class PipelineSettings(Section):
     def render(self) -> RenderParams | None:
         """Params of render, or None without that step."""
         return self._params(RenderParams)
+
+    @property
+    def conditional_decode(self) -> ConditionalDecodeParams | None:
+        """Params of conditional-decode, or None without that step."""
+        return self._params(ConditionalDecodeParams)
 
     @property
     def encode(self) -> EncodeParams | None:

@@ -41,6 +41,8 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
 _LOG_LEVELS = {"1": "warning", "2": "info", "3": "debug", "4": "debug", "5": "debug"}
 
 # Removing or overwriting one of these breaks the message, or takes a job that is the sidecar's own.
+_ENVOY_PREFIXES = ("x-envoy-", "x-forwarded-")
+_CREDENTIAL_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _UNTOUCHABLE_HEADERS = frozenset(
     {
         "connection",
@@ -263,9 +265,14 @@ def _header_name(value: object) -> str:
     return text
 
 
+def _belongs_to_envoy(name: str) -> bool:
+    """Whether the shipped Envoy configurations refuse a rewrite of the header, and with it the request."""
+    return name in _UNTOUCHABLE_HEADERS or name.startswith(_ENVOY_PREFIXES)
+
+
 def _stripped_header(value: object) -> str:
     name = _header_name(value)
-    if name in _UNTOUCHABLE_HEADERS:
+    if _belongs_to_envoy(name):
         raise ValueError(
             f"{quoted(name)} cannot be stripped: the request would break; remove it from the list"
         )
@@ -274,9 +281,13 @@ def _stripped_header(value: object) -> str:
 
 def _forwarded_header(value: object) -> str:
     name = _header_name(value)
-    if name in _UNTOUCHABLE_HEADERS or name in _CONTROL_HEADERS:
+    if _belongs_to_envoy(name) or name in _CONTROL_HEADERS:
         raise ValueError(
             f"{quoted(name)} cannot be forwarded: the sidecar sets it itself; remove it from the list"
+        )
+    if name in _CREDENTIAL_HEADERS:
+        raise ValueError(
+            f"{quoted(name)} cannot be forwarded: it would replace the client's own; remove it from the list"
         )
     return name
 

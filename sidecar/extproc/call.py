@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sidecar.api import api_for_path, default_error_body
 from sidecar.errors import (
@@ -17,14 +17,17 @@ from sidecar.errors import (
     BodyTimeout,
     DeadlineExceeded,
     InternalError,
+    Overloaded,
     SidecarError,
     UnsupportedBodyMode,
 )
 from sidecar.extproc import identity, replies
 from sidecar.extproc.admission import Coordinate, PassThrough, decide
 from sidecar.extproc.channel import Channel
-from sidecar.extproc.exchange import ClientLeft, CoordinatedExchange, PassthroughExchange
+from sidecar.extproc.exchange import CHUNK_SIZE, ClientLeft, CoordinatedExchange, PassthroughExchange
+from sidecar.extproc.frames import release_frames
 from sidecar.extproc.protocol import (
+    BodyMode,
     CallEnded,
     Carries,
     Event,
@@ -34,9 +37,10 @@ from sidecar.extproc.protocol import (
     RequestBody,
     RequestHeaders,
 )
+from sidecar.jsontext import windows
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
-from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest, ServedAnswer, ServedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,6 +51,9 @@ if TYPE_CHECKING:
     from sidecar.extproc.channel import Context
     from sidecar.extproc.rules import ServiceRules
     from sidecar.limits import InFlightBudget, Ticket
+    from sidecar.pipeline.request import AnswerStream, PipelineResult
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +64,7 @@ class Call:
     def __init__(
         self,
         rules: ServiceRules,
-        run: Callable[[InboundRequest], Awaitable[DecodeRewrite]],
+        run: Callable[[InboundRequest], Awaitable[PipelineResult]],
         budget: InFlightBudget,
         on_answer: Callable[[AccessRecord], None],
         context: Context,
@@ -71,27 +78,45 @@ class Call:
         self._stopwatch = Stopwatch()
         self._started = 0.0
         self._api: Api | None = None
-        self._error: SidecarError | None = None
+        self._detail = ""
+        self._task: asyncio.Task[Any] | None = None
+        self._shutting_down = False
+        self._relaying = False
         self._answered = False
 
     async def serve(self) -> None:
         """Answer the call and account for it."""
         event: Event | None = None
+        self._task = asyncio.current_task()
         try:
+            event = await self._channel.read()
+            await self._dispatch(event)
+        except ClientLeft as left:
             # Nobody is there to be told; the accounting below is all that is left to do.
-            with suppress(ClientLeft):
-                event = await self._channel.read()
-                await self._dispatch(event)
+            release_frames(left)
         except SidecarError as error:
             await self._fail(error)
-        except Exception:
+            release_frames(error)
+        except asyncio.CancelledError:
+            if not self._shutting_down or self._task is None:
+                raise
+            self._task.uncancel()
+            await self._fail(Overloaded("this sidecar is shutting down; retry"))
+        except Exception as error:
             self._note_request_id()
             logger.exception("request failed in the sidecar", extra={"request_id": self._record.request_id})
             await self._fail(InternalError("internal error of the sidecar; its log has the details"))
+            release_frames(error)
         finally:
             if self._answered or isinstance(event, RequestHeaders):
                 self._account()
             await self._channel.close()
+
+    def shut_down(self) -> None:
+        """End the call with an answer of its own: the process is about to stop."""
+        if self._task is not None and not self._shutting_down:
+            self._shutting_down = True
+            self._task.cancel()
 
     async def _dispatch(self, event: Event) -> None:
         # The clocks start with the request, not with the call.
@@ -124,9 +149,15 @@ class Call:
                 )
             case Coordinate(api):
                 exchange = CoordinatedExchange(event.mode, admission.max_body, admission.control_headers)
-                with self._budget.admit() as ticket:
-                    await self._coordinate(event, api, exchange, ticket)
-                await self._see_off(exchange)
+                with ExitStack() as cleanup:
+                    with self._budget.admit() as ticket:
+                        stream = await self._coordinate(event, api, exchange, ticket, cleanup)
+                    if stream is not None:
+                        # The request counts until its answer has ended; its bytes are gone.
+                        with ticket:
+                            await self._serve_stream(stream)
+                if self._record.outcome == "ok":
+                    await self._see_off(exchange)
 
     async def _pass_through(self, event: Event, exchange: PassthroughExchange) -> None:
         self._record.outcome = "passthrough"
@@ -142,24 +173,46 @@ class Call:
                 event = await self._channel.read()
 
     async def _coordinate(
-        self, event: RequestHeaders, api: Api, exchange: CoordinatedExchange, ticket: Ticket
-    ) -> None:
+        self,
+        event: RequestHeaders,
+        api: Api,
+        exchange: CoordinatedExchange,
+        ticket: Ticket,
+        cleanup: ExitStack,
+    ) -> ServedStream | None:
+        """Take the request in and answer it, but for an answer that is still to be streamed."""
         await self._feed(exchange, event)
         await self._upload(exchange, ticket)
         if not exchange.request_bytes:
             raise BadRequest(f"POST {event.head.path} needs a JSON body")
-        rewrite = await self._decode_rewrite(
-            InboundRequest(
-                head=event.head,
-                api=api,
-                body=exchange.take_body(),
-                request_id=self._record.request_id,
-                traceparent=identity.traceparent(event.head, self._channel.metadata("traceparent")),
-                record=self._record,
-                ticket=ticket,
-                stopwatch=self._stopwatch,
-            )
+        result = await self._while_client_waits(
+            # Only the pipeline holds the body from here on.
+            self._run(
+                InboundRequest(
+                    head=event.head,
+                    api=api,
+                    body=exchange.take_body(),
+                    request_id=self._record.request_id,
+                    traceparent=identity.traceparent(event.head, self._channel.metadata("traceparent")),
+                    record=self._record,
+                    ticket=ticket,
+                    stopwatch=self._stopwatch,
+                    can_stream_answer=event.mode is BodyMode.FULL_DUPLEX_STREAMED,
+                    cleanup=cleanup,
+                )
+            ),
+            deadline=self._started + self._rules.request_deadline,
         )
+        match result:
+            case DecodeRewrite():
+                await self._rewrite(exchange, result)
+            case ServedAnswer():
+                await self._serve_whole(result)
+            case ServedStream():
+                return result
+        return None
+
+    async def _rewrite(self, exchange: CoordinatedExchange, rewrite: DecodeRewrite) -> None:
         self._record.outcome = "ok"
         self._record.stage = "decode"
         change = HeaderChange(
@@ -168,6 +221,27 @@ class Call:
         for reply in exchange.rewrite(change, rewrite.body):
             await self._send(reply, last=exchange.finished)
         self._answered = True
+
+    async def _serve_whole(self, served: ServedAnswer) -> None:
+        self._record.outcome = "served"
+        message = replies.served(served.status, served.headers, served.body, self._metadata())
+        await self._write(message, last=True)
+
+    async def _serve_stream(self, served: ServedStream) -> None:
+        self._record.outcome = "served"
+        head = replies.served_head(served.status, served.headers, self._metadata())
+        self._relaying = True
+        await self._write(head, last=False)
+        with self._stopwatch.waiting():
+            await self._while_client_waits(self._relay(served.body), deadline=None)
+
+    async def _relay(self, stream: AnswerStream) -> None:
+        """Pass the body on as it arrives; no piece waits for the next one to know whether it is the last."""
+        async for chunk in stream.chunks():
+            for piece in windows([chunk], CHUNK_SIZE):
+                await self._write(replies.served_piece(piece, end_of_stream=False), last=False)
+        totals = self._metadata("total_ms", "overhead_ms")
+        await self._write(replies.served_piece(b"", end_of_stream=True, metadata=totals), last=True)
 
     async def _upload(self, exchange: CoordinatedExchange, ticket: Ticket) -> None:
         """Read until the body is complete, within the time and the bytes allowed."""
@@ -189,37 +263,44 @@ class Call:
         finally:
             self._record.request_bytes = exchange.request_bytes
 
-    async def _decode_rewrite(self, request: InboundRequest) -> DecodeRewrite:
-        """Run the pipeline, but not longer than the client waits and the deadline allows."""
-        pipeline = asyncio.ensure_future(self._run(request))
-        # From here on only the pipeline holds the body.
-        del request
+    async def _while_client_waits(self, work: Awaitable[T], *, deadline: float | None) -> T:
+        """The result of `work`, which ends when the client leaves or the deadline passes (loop time)."""
+        task = asyncio.ensure_future(work)
         try:
-            while not pipeline.done():
-                remaining = self._started + self._rules.request_deadline - asyncio.get_running_loop().time()
+            while not task.done():
+                remaining = None if deadline is None else deadline - asyncio.get_running_loop().time()
                 ahead = self._channel.read_ahead()
                 await asyncio.wait(
-                    {pipeline, ahead}, timeout=max(0.0, remaining), return_when=asyncio.FIRST_COMPLETED
+                    {task, ahead},
+                    timeout=None if remaining is None else max(0.0, remaining),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-                if pipeline.done():
+                if task.done():
                     break
                 if not ahead.done():
                     raise self._deadline_exceeded()
                 if isinstance(await self._channel.read(), CallEnded):
                     raise ClientLeft
-            if pipeline.cancelled():
+            if task.cancelled():
                 raise InternalError("internal error of the sidecar: the pipeline was cancelled from inside")
-            return pipeline.result()
+            return task.result()
         finally:
-            await self._stop(pipeline)
+            await self._stop(task)
 
-    async def _stop(self, pipeline: asyncio.Future[DecodeRewrite]) -> None:
-        """Cancel the pipeline if it still runs, and wait until all its calls are closed."""
-        if pipeline.done():
+    async def _stop(self, task: asyncio.Future[Any]) -> None:
+        """Cancel the task if it still runs, and wait until all its calls are closed."""
+        interrupted = not task.done()
+        if interrupted:
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            try:
+                task.result()
+            except asyncio.CancelledError as cancelled:
+                release_frames(cancelled)
             return
-        pipeline.cancel()
-        await asyncio.wait({pipeline})
-        if not pipeline.cancelled() and (error := pipeline.exception()) is not None:
+        error = task.exception()
+        if interrupted and error is not None and not isinstance(error, ClientLeft):
             logger.warning(
                 "pipeline failed while it was cancelled",
                 exc_info=error,
@@ -264,14 +345,19 @@ class Call:
         if self._answered:
             return
         self._note_request_id()
-        self._error = error
+        self._detail = error.detail
         self._record.outcome = error.outcome
         self._record.error = error.code
         self._record.stage = error.stage or self._record.stage
         request_id = self._record.request_id
         shape = default_error_body if self._api is None else self._api.error_body
         body = shape(error, request_id, expose_upstream=self._rules.expose_upstream)
-        message = replies.immediate(error, body, request_id, self._metadata())
+        if self._relaying:
+            message = replies.served_piece(
+                _error_event(self._record.api, body), end_of_stream=True, metadata=self._metadata()
+            )
+        else:
+            message = replies.immediate(error, body, request_id, self._metadata())
         with suppress(ClientLeft):
             await self._write(message, last=True)
 
@@ -294,14 +380,22 @@ class Call:
     def _account(self) -> None:
         if not self._answered:
             self._time()
+        if not self._answered and not self._relaying:
             left = self._record.strings() | {"outcome": "client_left"}
             logger.info("client left before the answer", extra=left)
             return
         fields = self._record.strings()
-        if self._error is not None:
-            fields |= {"detail": self._error.detail, "upstream_body": self._error.upstream_body}
-        logger.info("request answered", extra=fields)
+        if self._detail:
+            fields["detail"] = self._detail
+        what = "request answered" if self._answered else "client left during the answer"
+        logger.info(what, extra=fields)
         try:
             self._on_answer(self._record)
         except Exception:
             logger.exception("on_answer failed", extra={"request_id": self._record.request_id})
+
+
+def _error_event(api: str, body: bytes) -> bytes:
+    """The error as the last server-sent event of a stream that broke off, maybe in the middle of an event."""
+    name = b"event: error\n" if api == "messages" else b""
+    return b"\n\n" + name + b"data: " + body + b"\n\n"

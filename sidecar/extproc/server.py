@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 NOTICE = 5.0
 """Seconds between NOT_SERVING and the first refused call: two health checks, two seconds apart, and slack."""
 
+_LAST_WORDS = 1.0
+"""Seconds for the answers to requests that have not ended when the drain time is over."""
 _LIVENESS = ""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -119,7 +121,8 @@ class Server:
                 logger.warning("second signal: stopping without waiting for running requests")
                 drain.cancel()
                 await asyncio.wait({drain})
-                await self.stop()
+                self._processor.shut_down_calls()
+                await self.stop(_LAST_WORDS)
             elif (error := drain.exception()) is not None:
                 raise error
 
@@ -131,7 +134,11 @@ class Server:
         """
         await self.ready(serving=False)
         await asyncio.sleep(self._notice)
-        await self.stop(self._drain_timeout)
+        stopping = asyncio.create_task(self.stop(self._drain_timeout + _LAST_WORDS))
+        await asyncio.wait({stopping}, timeout=self._drain_timeout)
+        # A call that is cut off would be answered by Envoy, without a body and without a record.
+        self._processor.shut_down_calls()
+        await stopping
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop listening; calls still running after `grace` seconds are cancelled."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sidecar.extproc.rules import ServiceRules
     from sidecar.limits import InFlightBudget
     from sidecar.observability.record import AccessRecord
-    from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+    from sidecar.pipeline.request import InboundRequest, PipelineResult
 
 SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -26,7 +26,7 @@ class ExternalProcessor:
     Args:
         rules: what the deployment says.
         run: the pipeline; raises SidecarError when the request fails. Cancelled when the client leaves or the
-            deadline passes.
+            deadline passes. The stream of an answer it returns is closed by its own `cleanup`.
         budget: what the process may hold at a time.
         on_answer: called once per answered request with its finished record.
     """
@@ -34,7 +34,7 @@ class ExternalProcessor:
     def __init__(
         self,
         rules: ServiceRules,
-        run: Callable[[InboundRequest], Awaitable[DecodeRewrite]],
+        run: Callable[[InboundRequest], Awaitable[PipelineResult]],
         budget: InFlightBudget,
         on_answer: Callable[[AccessRecord], None],
     ) -> None:
@@ -42,6 +42,7 @@ class ExternalProcessor:
         self._run = run
         self._budget = budget
         self._on_answer = on_answer
+        self._calls: set[Call] = set()
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """The handler to register with a grpc.aio server.
@@ -53,4 +54,14 @@ class ExternalProcessor:
 
     async def process(self, _requests: object, context: Context) -> None:
         """Serve one call, which is one HTTP request."""
-        await Call(self._rules, self._run, self._budget, self._on_answer, context).serve()
+        call = Call(self._rules, self._run, self._budget, self._on_answer, context)
+        self._calls.add(call)
+        try:
+            await call.serve()
+        finally:
+            self._calls.discard(call)
+
+    def shut_down_calls(self) -> None:
+        """Answer all running calls with 503: the process is about to stop."""
+        for call in tuple(self._calls):
+            call.shut_down()

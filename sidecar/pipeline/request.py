@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import ExitStack
+
     from sidecar.api import Api
     from sidecar.http import HeaderPairs, RequestHead
-    from sidecar.jsontext import Segments
+    from sidecar.jsontext import Segment, Segments
     from sidecar.limits import Ticket
     from sidecar.observability.record import AccessRecord
     from sidecar.observability.timing import Stopwatch
@@ -27,6 +30,8 @@ class InboundRequest:
         record: access-log record; steps fill it in.
         ticket: byte budget this request draws on.
         stopwatch: runs since the headers arrived.
+        can_stream_answer: whether the filter can send the client an answer piece by piece.
+        cleanup: closed when the client has its answer or has left, however the request ends.
     """
 
     head: RequestHead
@@ -37,6 +42,8 @@ class InboundRequest:
     record: AccessRecord
     ticket: Ticket
     stopwatch: Stopwatch
+    can_stream_answer: bool
+    cleanup: ExitStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +59,43 @@ class DecodeRewrite:
     set_headers: HeaderPairs
     remove_headers: tuple[str, ...]
     body: Segments
+
+
+class AnswerStream(Protocol):
+    """The body of an answer that is still arriving."""
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives; raises StepFailed when it breaks off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """The answer of a decode worker that needed no prefill: the client gets it as it is, decode gets nothing.
+
+    Attributes:
+        status: HTTP status.
+        headers: end-to-end header fields, without content-length.
+        body: the whole body.
+    """
+
+    status: int
+    headers: HeaderPairs
+    body: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStream:
+    """The same, where the client gets the body as it arrives; the request's `cleanup` closes the stream.
+
+    Attributes:
+        status: HTTP status.
+        headers: end-to-end header fields, without content-length.
+        body: where the body comes from.
+    """
+
+    status: int
+    headers: HeaderPairs
+    body: AnswerStream
+
+
+PipelineResult = DecodeRewrite | ServedAnswer | ServedStream

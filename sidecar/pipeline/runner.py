@@ -8,7 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sidecar.errors import StepTimeout
+from sidecar.errors import BadRequest, StepTimeout
+from sidecar.jsontext import MalformedJson, parsed_size
 from sidecar.multimodal.entries import entries_of, media_summary
 from sidecar.pipeline.legs import LegHeaders
 from sidecar.pipeline.state import RequestState
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sidecar.errors import StepName
     from sidecar.multimodal.entries import Entry
     from sidecar.observability.record import AccessRecord
-    from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+    from sidecar.pipeline.request import InboundRequest, PipelineResult
 
 
 _MODEL_LENGTH = 256
@@ -63,16 +64,17 @@ class LegRules:
 
 
 class Pipeline:
-    """The steps of every request, in order; the last one sets the rewrite."""
+    """The steps of every request, in order; the last one sets the rewrite, unless a worker answers before."""
 
     def __init__(self, steps: Sequence[TimedStep], rules: LegRules) -> None:
         self._steps = tuple(steps)
         self._rules = rules
 
-    async def run(self, inbound: InboundRequest) -> DecodeRewrite:
+    async def run(self, inbound: InboundRequest) -> PipelineResult:
         """Coordinate one request; raises SidecarError, with `inbound.record` telling how far it came."""
         record = inbound.record
         record.api = inbound.api.name
+        _charge_parsing(inbound)
         body = inbound.api.parse(inbound.body)
         record.model = (body.model or "")[:_MODEL_LENGTH]
         record.stream = body.stream
@@ -94,9 +96,19 @@ class Pipeline:
                 await _run(timed, state)
             finally:
                 _note_duration(record, timed.step.name, (time.perf_counter() - started) * 1000)
+            if state.served is not None:
+                return state.served
         if state.rewrite is None:
             raise RuntimeError("the pipeline ended without a decode step")
         return state.rewrite
+
+
+def _charge_parsing(inbound: InboundRequest) -> None:
+    """Charge what the parsed body will take, before it is parsed: small members cost a multiple."""
+    try:
+        inbound.ticket.reserve(parsed_size(inbound.body))
+    except MalformedJson as error:
+        raise BadRequest(f"the body has {error}") from None
 
 
 def _note_prompt(record: AccessRecord, entries: Sequence[Entry], prompt: OwnPrompt | None) -> None:

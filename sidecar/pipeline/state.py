@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sidecar.jsontext import Raw
     from sidecar.multimodal.entries import Descriptor, Entry
     from sidecar.pipeline.legs import LegHeaders
-    from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+    from sidecar.pipeline.request import DecodeRewrite, InboundRequest, ServedAnswer, ServedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class RequestState:
-    """One request between the client's complete body and the decode rewrite.
+    """One request between the client's complete body and what becomes of it.
 
     Attributes:
         inbound: what the client sent, with its record, ticket and stopwatch.
@@ -44,6 +44,7 @@ class RequestState:
         prompt: set by render, None without that step.
         descriptors: all descriptors the encoders answered, in entry order, without duplicates.
         kv_answer: `kv_transfer_params` of the prefill answer, None when it had none.
+        served: set by conditional-decode when a worker answered: no further step runs.
         rewrite: set by decode, which ends the pipeline.
     """
 
@@ -54,4 +55,5 @@ class RequestState:
     prompt: Prompt | None = None
     descriptors: list[Descriptor] = field(default_factory=list)
     kv_answer: Mapping[str, Raw] | None = None
+    served: ServedAnswer | ServedStream | None = None
     rewrite: DecodeRewrite | None = None

@@ -1,13 +1,13 @@
 """Sub-requests to the gateway and the render service.
 
-One pooled session per upstream, POST only. A body goes out as slices of what was received; an answer is read
-into one buffer, every byte of it charged to the request's budget before it is held.
+One pooled session per upstream, POST only. A body goes out as slices of what was received. An answer is read
+into one buffer, every byte of it charged to the request's budget before it is held, or it is handed on as it
+arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import aiohttp
 
 from sidecar.errors import LoopDetected, StepFailed, StepTimeout
 from sidecar.jsontext import size, windows
+from sidecar.observability.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 _WRITE_WINDOW = 256 << 10
 _READ_BUFFER = 1 << 20
 _LOOP_STATUS = 508
-_EXCERPT_LENGTH = 512
+_EXCERPT_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,8 @@ class Answer:
     body: bytearray
 
     def excerpt(self) -> str:
-        """The beginning of the body for the log: bounded, control characters escaped."""
-        text = bytes(self.body[:_EXCERPT_LENGTH]).decode("utf-8", "replace")
-        return text.encode("unicode_escape").decode("ascii")
+        """The beginning of the body as the log may hold it."""
+        return redacted(bytes(self.body[:_EXCERPT_LENGTH]).decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,64 @@ class _Attempt:
     """What became of one try to send a call."""
 
     reused_connection: bool = False
-    answered: bool = False
 
     def died_unanswered(self, error: Exception) -> bool:
         """Whether a kept-alive connection broke before the answer began."""
         # aiohttp puts the part of a head that it has read in place of the message.
         head_begun = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
-        return self.reused_connection and not self.answered and not head_begun
+        return self.reused_connection and not head_begun
+
+
+class OpenAnswer:
+    """An answer whose head has arrived: read its body with `read` or `chunks`, and `close` it in any case.
+
+    Attributes:
+        status: HTTP status.
+        headers: lower-case names and values in order of arrival.
+    """
+
+    def __init__(self, call: Call, response: aiohttp.ClientResponse, on_close: Callable[[], None]) -> None:
+        self.status = response.status
+        self.headers: HeaderPairs = tuple(
+            (name.lower(), _octets(value)) for name, value in response.headers.items()
+        )
+        self._step = call.step
+        self._reserve = call.reserve
+        self._response = response
+        self._on_close = on_close
+        self._closed = False
+
+    async def read(self) -> Answer:
+        """Read the whole body.
+
+        Raises:
+            StepFailed: the connection broke.
+            Overloaded: the answer does not fit the byte budget.
+        """
+        try:
+            body = await _read(self._response, self._reserve)
+        except (aiohttp.ClientError, OSError) as error:
+            raise _broken(self._step, error) from error
+        return Answer(self.status, dict(self.headers), body)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, charged to nobody; raises StepFailed when the connection breaks."""
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, OSError) as error:
+            raise _broken(self._step, error) from error
+
+    def close(self) -> None:
+        """Give the connection back to the pool; close it unless the body has been read to its end."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close()
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
 
 
 class Upstream:
@@ -126,6 +177,21 @@ class Upstream:
     async def post(self, call: Call) -> Answer:
         """Send one sub-request and read its whole answer, whatever its status.
 
+        Raises:
+            StepTimeout: no answer head in time.
+            StepFailed: no connection, or it broke.
+            LoopDetected: the sub-request reached this filter again.
+            Overloaded: the answer does not fit the byte budget.
+        """
+        answer = await self.open(call)
+        try:
+            return await answer.read()
+        finally:
+            answer.close()
+
+    async def open(self, call: Call) -> OpenAnswer:
+        """Send one sub-request and read the head of its answer, whatever its status.
+
         The other side may close a kept-alive connection just when it is used again. A call that dies so,
         before the head of an answer, is sent once more, on a connection that no pool has kept.
 
@@ -133,7 +199,6 @@ class Upstream:
             StepTimeout: no answer head in time.
             StepFailed: no connection, or it broke.
             LoopDetected: the sub-request reached this filter again.
-            Overloaded: the answer does not fit the byte budget.
         """
         attempt = _Attempt()
         try:
@@ -149,13 +214,11 @@ class Upstream:
                 call.step, f"{call.step} did not answer within {self._head_timeout:g} s ({self._timeout_key})"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise StepFailed(
-                call.step,
-                f"{call.step}: the upstream could not be reached or broke the connection",
-                detail=f"{type(error).__name__}: {error}",
-            ) from error
+            raise _broken(call.step, error) from error
 
-    async def _attempt(self, call: Call, session: aiohttp.ClientSession | None, attempt: _Attempt) -> Answer:
+    async def _attempt(
+        self, call: Call, session: aiohttp.ClientSession | None, attempt: _Attempt
+    ) -> OpenAnswer:
         if session is None:
             raise RuntimeError("Upstream.start() has not run")
         headers = _encodable(call.headers)
@@ -164,29 +227,37 @@ class Upstream:
             headers.append(("connection", "close"))
         self._in_flight += 1
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(self._head_timeout):
-                    response = await stack.enter_async_context(
-                        session.post(
-                            self._address + call.path,
-                            data=_slices(call.body),
-                            headers=headers,
-                            allow_redirects=False,
-                            trace_request_ctx=attempt,
-                        )
-                    )
-                attempt.answered = True
-                answer_headers = {name.lower(): _octets(value) for name, value in response.headers.items()}
-                body = await _read(response, call.reserve)
-        finally:
-            self._in_flight -= 1
-        if response.status == _LOOP_STATUS:
+            async with asyncio.timeout(self._head_timeout):
+                response = await session.post(
+                    self._address + call.path,
+                    data=_slices(call.body),
+                    headers=headers,
+                    allow_redirects=False,
+                    trace_request_ctx=attempt,
+                )
+        except BaseException:
+            self._one_less()
+            raise
+        answer = OpenAnswer(call, response, self._one_less)
+        if answer.status == _LOOP_STATUS:
+            answer.close()
             raise LoopDetected(
                 f"the {call.step} call came back to this filter; {self._address_key} must lead to a listener "
                 "or route without it",
                 stage=call.step,
             )
-        return Answer(response.status, answer_headers, body)
+        return answer
+
+    def _one_less(self) -> None:
+        self._in_flight -= 1
+
+
+def _broken(step: StepName, error: Exception) -> StepFailed:
+    return StepFailed(
+        step,
+        f"{step}: the upstream could not be reached or broke the connection",
+        detail=redacted(f"{type(error).__name__}: {error}"),
+    )
 
 
 async def _slices(body: Segments) -> AsyncIterator[memoryview]:

@@ -151,7 +151,7 @@ class MediaFetcher:
         host = url.raw_host
         if not host:
             raise _refused("media URL has no host; send http(s)://<host>/<path>")
-        if "%" in host or (":" not in host and not _HOST_NAME.fullmatch(host)):
+        if "%" in host or (":" not in host and not _HOST_NAME.fullmatch(host)) or not _is_decodable(url):
             raise _refused("media URL has an invalid host name")
         if url.raw_user is not None or url.raw_password is not None:
             raise _refused(f"media URL for {host} carries credentials, which are never sent; remove them")
@@ -220,6 +220,14 @@ def _absolute(reference: str, base: URL | None) -> URL:
         query_string=url.raw_query_string,
         encoded=True,
     )
+
+
+def _is_decodable(url: URL) -> bool:
+    """Whether the host is readable: `xn--` labels may hold what is no punycode."""
+    try:
+        return bool(url.host)
+    except UnicodeError:
+        return False
 
 
 def _normal_domain(domain: str) -> str:

@@ -192,6 +192,30 @@ def test_steps_inherit_and_override(file: Path) -> None:
     assert (pipeline.prefill.kv_connector, pipeline.decode.kv_connector) == ("kv-nixl", "kv-nixl")
 
 
+def test_conditional_decode_is_opt_in(file: Path) -> None:
+    """Only a file that lists the step has it; its timeout is the gateway's unless it sets its own."""
+    raw = changed(("gateway", "timeout"), "7s")
+    assert load(file, raw).pipeline.conditional_decode is None
+    environ = {"SIDECAR__PIPELINE__STEPS__RENDER__PARAMS__ADDRESS": "http://r"}
+    assert load(file, {"gateway": {"address": "http://g"}}, environ).pipeline.conditional_decode is None
+    raw["pipeline"]["steps"].insert(2, {"type": "conditional-decode"})
+    conditional = load(file, raw).pipeline.conditional_decode
+    assert conditional is not None
+    assert conditional.timeout == 7.0
+    variable = {"SIDECAR__PIPELINE__STEPS__CONDITIONAL_DECODE__PARAMS__TIMEOUT": "9s"}
+    conditional = load(file, raw, variable).pipeline.conditional_decode
+    assert conditional is not None
+    assert conditional.timeout == 9.0
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 4])
+def test_conditional_decode_has_its_place(file: Path, place: int) -> None:
+    """After render, before anything is computed."""
+    raw = copy.deepcopy(FULL)
+    raw["pipeline"]["steps"].insert(place, {"type": "conditional-decode"})
+    assert any("must come before" in line for line in problems(file, raw))
+
+
 def test_steps_that_are_not_listed_are_none(file: Path) -> None:
     """A pipeline of decode alone is valid in the OpenAI format."""
     raw = changed(("pipeline",), {"steps": [{"type": "decode"}]})
@@ -395,12 +419,12 @@ WRONG: list[tuple[Path_, object, str]] = [
     (
         (*STEPS, 3, "type"),
         None,
-        "pipeline.steps[3].type: required; known types: replace-media-urls, render, encode",
+        "pipeline.steps[3].type: required; known types: replace-media-urls, render, cond",
     ),
     (
         (*STEPS, 3, "type"),
-        "conditional-decode",
-        'no step "conditional-decode"; known types: replace-media-urls,',
+        "tokenize",
+        'no step "tokenize"; known types: replace-media-urls,',
     ),
     (
         (*STEPS, 3, "type"),
@@ -439,7 +463,7 @@ def test_step_order(file: Path) -> None:
     raw = copy.deepcopy(FULL)
     raw["pipeline"]["steps"].insert(0, raw["pipeline"]["steps"].pop(2))
     raw["pipeline"]["steps"].insert(3, raw["pipeline"]["steps"].pop(4))
-    order = "the order is replace-media-urls, render, encode, prefill, decode"
+    order = "the order is replace-media-urls, render, conditional-decode, encode, prefill, decode"
     assert problems(file, raw) == (
         f'pipeline.steps[1]: "replace-media-urls" must come before "encode"; {order}',
         f'pipeline.steps[2]: "render" must come before "encode"; {order}',
@@ -503,12 +527,14 @@ def test_warnings_about_timeouts_that_never_pass(file: Path) -> None:
     """A timeout longer than the deadline that contains it is worth a warning, no error."""
     raw = changed(("ext_proc", "request_deadline"), "20s")
     put(raw, ("pipeline", "steps", 2, "params", "timeout"), "5s")
+    raw["pipeline"]["steps"].insert(2, {"type": "conditional-decode"})
     file.write_text(yaml.safe_dump(raw), encoding="utf-8")
     _, warnings = load_settings(file, {})
     assert [line.partition(": ")[0] for line in warnings] == [
         "ext_proc.read_timeout",
         "pipeline.steps[1].params.timeout",
-        "pipeline.steps[3].params.timeout",
+        "pipeline.steps[2].params.timeout",
+        "pipeline.steps[4].params.timeout",
     ]
     assert "30s never passes, ext_proc.request_deadline (20s) ends the request first" in warnings[0]
 
@@ -530,3 +556,27 @@ def test_a_certificate_that_is_not_there_is_found_before_the_start(tmp_path: Pat
     (found,) = caught.value.problems
     assert found.startswith("ext_proc.tls.cert_path: ")
     assert "tls.key" in found
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "name"),
+    [
+        ("headers", "strip", "x-forwarded-for"),
+        ("headers", "strip", "x-envoy-external-address"),
+        ("pipeline", "forward_response_headers", "x-forwarded-host"),
+        ("pipeline", "forward_response_headers", "authorization"),
+        ("pipeline", "forward_response_headers", "cookie"),
+    ],
+)
+def test_headers_that_would_break_every_request_are_refused(
+    tmp_path: Path, section: str, key: str, name: str
+) -> None:
+    """Envoy refuses a rewrite of its own headers, and an upstream must not replace a client's credentials."""
+    config = copy.deepcopy(FULL)
+    config[section][key] = [name]
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, {})
+    (found,) = caught.value.problems
+    assert name in found

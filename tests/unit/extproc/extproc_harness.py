@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from sidecar.observability.record import AccessRecord
-    from sidecar.pipeline.request import InboundRequest
+    from sidecar.pipeline.request import InboundRequest, PipelineResult
 
     Call = grpc.aio.StreamStreamCall[ProcessingRequest, ProcessingResponse]
 
@@ -169,7 +169,7 @@ async def settled(harness: Harness) -> None:
 
 @asynccontextmanager
 async def serving(
-    run: Callable[[InboundRequest], Awaitable[DecodeRewrite]],
+    run: Callable[[InboundRequest], Awaitable[PipelineResult]],
     rules: ServiceRules = RULES,
     budget: InFlightBudget | None = None,
 ) -> AsyncIterator[Harness]:

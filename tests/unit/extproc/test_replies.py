@@ -147,3 +147,60 @@ def test_replaced_bodies_are_what_protobuf_writes(segments: list[bytes], describ
     assert common.body_mutation.WhichOneof("mutation") == "body"
     assert common.body_mutation.body == b"".join(segments)
     assert message.HasField("dynamic_metadata") == described
+
+
+FIELDS = (
+    ("content-type", "text/event-stream"),
+    ("x-list", "a"),
+    ("set-cookie", "one=1"),
+    ("x-list", "\xe4"),
+    ("set-cookie", "two=2"),
+    ("x-envoy-upstream-service-time", "3"),
+    ("x-forwarded-by", "w"),
+    ("host", "w"),
+)
+"""What a worker answers, with fields that Envoy refuses to take."""
+
+
+def test_a_served_answer_keeps_every_field() -> None:
+    """The first value overwrites what Envoy has, further ones are added in the way Envoy honours."""
+    struct = replies.metadata_struct("ns", {"a": "b"})
+    message = ProcessingResponse.FromString(replies.served(418, FIELDS, memoryview(b"body"), struct))
+    answer = message.immediate_response
+    assert (answer.status.code, answer.body, answer.details) == (418, b"body", "via_conditional_decode")
+    options = [
+        (o.header.key, o.header.raw_value, o.append.value, o.append_action)
+        for o in answer.headers.set_headers
+    ]
+    overwrite = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+    assert options == [
+        ("content-type", b"text/event-stream", False, overwrite),
+        ("x-list", b"a", False, overwrite),
+        ("set-cookie", b"one=1", False, overwrite),
+        ("x-list", b"\xe4", True, 0),
+        ("set-cookie", b"two=2", True, 0),
+    ]
+    assert message.dynamic_metadata == struct
+
+
+def test_a_served_head_has_one_field_per_name() -> None:
+    """Lists are joined, because Envoy keeps only the last of several; set-cookie cannot be joined."""
+    struct = replies.metadata_struct("ns", {"a": "b"})
+    message = ProcessingResponse.FromString(replies.served_head(200, FIELDS, struct))
+    fields = message.streamed_immediate_response.headers_response.headers.headers
+    assert [(field.key, field.raw_value) for field in fields] == [
+        (":status", b"200"),
+        ("content-type", b"text/event-stream"),
+        ("x-list", b"a, \xe4"),
+        ("set-cookie", b"two=2"),
+    ]
+    assert message.dynamic_metadata == struct
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_served_piece(end: bool) -> None:
+    """Data and end of stream; metadata only where there is some."""
+    message = ProcessingResponse.FromString(replies.served_piece(memoryview(b"data"), end_of_stream=end))
+    piece = message.streamed_immediate_response.body_response
+    assert (piece.body, piece.end_of_stream) == (b"data", end)
+    assert not message.HasField("dynamic_metadata")

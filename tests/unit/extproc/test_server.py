@@ -16,7 +16,18 @@ from sidecar.extproc.listener import ListenError
 from sidecar.extproc.server import Server
 from sidecar.extproc.service import SERVICE_NAME, ExternalProcessor
 from sidecar.limits import InFlightBudget
-from tests.unit.extproc.extproc_harness import RULES, body, echo, hang, headers, pieces, serving, settled
+from tests.unit.extproc.extproc_harness import (
+    RULES,
+    body,
+    echo,
+    hang,
+    headers,
+    pieces,
+    record,
+    remaining,
+    serving,
+    settled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -113,7 +124,7 @@ async def test_drain_gives_notice() -> None:
 
 
 async def test_drain_ends_at_its_timeout() -> None:
-    """A request that never ends is cancelled after the drain timeout."""
+    """A request that has not ended by then is answered 503, with its record, before the server stops."""
     async with serving(hang) as harness:
         harness.server._drain_timeout = 0.05
         call = harness.call()
@@ -121,8 +132,12 @@ async def test_drain_ends_at_its_timeout() -> None:
         await call.write(body(b"{}", end=True))
         while not harness.budget.bytes:  # noqa: ASYNC110  # a budget raises no events
             await asyncio.sleep(0.005)
-        await harness.server.drain()
-        assert await call.code() != grpc.StatusCode.OK
+        drain = asyncio.create_task(harness.server.drain())
+        (answer,) = await remaining(call)
+        assert answer.immediate_response.details == "epd_overloaded"
+        assert answer.immediate_response.status.code == 503
+        assert record(answer)["outcome"] == "overloaded"
+        await drain
         await settled(harness)
 
 

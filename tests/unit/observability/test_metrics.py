@@ -62,6 +62,14 @@ def test_passthrough_counts_without_overhead() -> None:
     assert value(found, "epd_sidecar_overhead_seconds_count") == 0
 
 
+def test_an_answer_a_worker_served_at_once() -> None:
+    """A hit of conditional-decode is an outcome and a stage of its own."""
+    metrics = Metrics(InFlightBudget(1, 1), "1")
+    metrics.observe(AccessRecord(api="chat", outcome="served", stage="conditional_decode"))
+    labels = {"api": "chat", "outcome": "served", "stage": "conditional_decode"}
+    assert value(series(metrics), "epd_sidecar_requests_total", **labels) == 1
+
+
 def test_in_flight_gauges_follow_the_budget() -> None:
     """The gauges show the budget at the time of the scrape."""
     budget = InFlightBudget(10, 1000)

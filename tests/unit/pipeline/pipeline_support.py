@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +17,21 @@ from sidecar.http import RequestHead
 from sidecar.limits import InFlightBudget
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
-from sidecar.pipeline.request import InboundRequest
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
+from sidecar.pipeline.steps.conditional_decode import ConditionalDecodeStep
 from sidecar.pipeline.steps.decode import DecodeStep
 from sidecar.pipeline.steps.encode import EncodeStep
 from sidecar.pipeline.steps.prefill import PrefillStep
 from sidecar.pipeline.steps.render import RenderStep
 from sidecar.pipeline.tensor_memory import TensorMemory
-from sidecar.upstream.client import Answer, Call, Upstream
+from sidecar.upstream.client import Answer, Call, OpenAnswer, Upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from sidecar.http import HeaderPairs
-    from sidecar.pipeline.request import DecodeRewrite
+    from sidecar.pipeline.request import PipelineResult
     from sidecar.pipeline.runner import Step
 
 REQUEST_ID = "req-1"
@@ -119,6 +121,27 @@ def item_of(call: Call) -> str:
     return str(hashes[0])
 
 
+class ScriptedAnswer(OpenAnswer):
+    """An answer whose body the test wrote; `headers` may repeat a name."""
+
+    def __init__(self, call: Call, scripted: Answer, headers: HeaderPairs) -> None:
+        self.status = scripted.status
+        self.headers = headers or tuple(scripted.headers.items())
+        self.closed = False
+        self._call = call
+        self._scripted = scripted
+
+    async def read(self) -> Answer:
+        self._call.reserve(len(self._scripted.body))
+        return self._scripted
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield bytes(self._scripted.body)
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class ScriptedUpstream(Upstream):
     """Stands in for the HTTP client: remembers the calls, answers what the test says."""
 
@@ -133,6 +156,12 @@ class ScriptedUpstream(Upstream):
         )
         self.respond = respond
         self.calls: list[Call] = []
+        self.opened: list[ScriptedAnswer] = []
+        self.open_headers: HeaderPairs = ()
+
+    async def open(self, call: Call) -> OpenAnswer:
+        self.opened.append(ScriptedAnswer(call, await self.post(call), self.open_headers))
+        return self.opened[-1]
 
     async def post(self, call: Call) -> Answer:
         self.calls.append(call)
@@ -149,6 +178,8 @@ class Deployment:
         descriptors: what the encoders answer, by hash.
         prefill: answer of prefill.
         openai: format of encode and prefill.
+        probe: answer to the conditional decode request.
+        can_stream: whether the filter can stream an answer.
     """
 
     render: Any = field(default_factory=rendered)
@@ -172,8 +203,11 @@ class Deployment:
     record: AccessRecord = field(default_factory=AccessRecord)
     encode: Callable[[Call], Answer | Awaitable[Answer]] | None = None
     on_prefill: Callable[[Call], Answer | Awaitable[Answer]] | None = None
+    probe: Answer = field(default_factory=lambda: answer({"error": "nobody"}, 412))
+    can_stream: bool = True
 
     def __post_init__(self) -> None:
+        self.cleanup = ExitStack()
         self.renderer = ScriptedUpstream(self._render)
         self.gateway = ScriptedUpstream(self._gateway)
 
@@ -195,6 +229,8 @@ class Deployment:
         return render if isinstance(render, Answer) else answer(render)
 
     def _gateway(self, call: Call) -> Answer | Awaitable[Answer]:
+        if call.step == "conditional_decode":
+            return self.probe
         if call.step == "prefill":
             if self.on_prefill is not None:
                 return self.on_prefill(call)
@@ -229,6 +265,7 @@ class Deployment:
         )
         steps: dict[str, Step] = {
             "render": RenderStep(render, self.renderer, tokens_in=not self.openai, memory=self.tensor_memory),
+            "conditional-decode": ConditionalDecodeStep(self.gateway),
             "encode": EncodeStep(encode, self.gateway),
             "prefill": PrefillStep(prefill, self.gateway, kv, ec),
             "decode": DecodeStep(kv if "prefill" in self.steps else None),
@@ -239,9 +276,11 @@ class Deployment:
             LegRules(control, self.phase_token, (FORWARDED,)),
         )
 
-    async def run(self, body: Any) -> DecodeRewrite:
+    async def result(self, body: Any, budget: InFlightBudget | None = None) -> PipelineResult:
+        """What the pipeline makes of a request."""
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
-        with InFlightBudget(max_requests=1, max_bytes=1 << 30).admit() as ticket:
+        budget = budget or InFlightBudget(max_requests=1, max_bytes=1 << 30)
+        with budget.admit() as ticket:
             return await self.pipeline().run(
                 InboundRequest(
                     head=RequestHead("POST", "/v1/chat/completions", "", self.headers),
@@ -252,8 +291,16 @@ class Deployment:
                     record=self.record,
                     ticket=ticket,
                     stopwatch=Stopwatch(),
+                    can_stream_answer=self.can_stream,
+                    cleanup=self.cleanup,
                 )
             )
+
+    async def run(self, body: Any) -> DecodeRewrite:
+        """Run, and expect the decode rewrite."""
+        result = await self.result(body)
+        assert isinstance(result, DecodeRewrite)
+        return result
 
     async def decode(self, body: Any) -> Any:
         """Run, and read the decode body."""

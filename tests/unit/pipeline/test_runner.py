@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sidecar.api.chat import ChatApi
 from sidecar.control_headers import ControlHeaders
-from sidecar.errors import BadRequest, SidecarError, StepFailed, StepTimeout
+from sidecar.errors import BadRequest, Overloaded, SidecarError, StepFailed, StepTimeout
 from sidecar.http import RequestHead
 from sidecar.limits import InFlightBudget
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
-from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+from sidecar.pipeline.request import DecodeRewrite, InboundRequest, ServedAnswer
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
 from tests.unit.pipeline.pipeline_support import Deployment, answer, rendered, two_images
 
@@ -56,6 +57,8 @@ def inbound(record: AccessRecord, body: bytes | None = None) -> InboundRequest:
         record=record,
         ticket=InFlightBudget(1, 1 << 20).admit(),
         stopwatch=Stopwatch(),
+        can_stream_answer=True,
+        cleanup=ExitStack(),
     )
 
 
@@ -117,6 +120,13 @@ async def test_a_malformed_body_fails_before_any_step() -> None:
     assert failed.value.stage in {None, "request"}
 
 
+async def test_the_probe_over_its_time_is_504() -> None:
+    """A worker that has not answered in time is no refusal: the request ends there."""
+    with pytest.raises(StepTimeout) as failed:
+        await pipeline(TimedStep(Scripted("conditional_decode", waits), 0.01)).run(inbound(AccessRecord()))
+    assert (failed.value.status, failed.value.code) == (504, "epd_conditional_decode_timeout")
+
+
 @pytest.mark.parametrize("name", ["render", "encode", "prefill"])
 async def test_a_step_over_its_time_is_504(name: StepName) -> None:
     """The message names the step and the seconds; the work is cancelled."""
@@ -166,6 +176,22 @@ async def test_a_pipeline_that_ends_without_a_rewrite_is_a_fault() -> None:
         await pipeline(TimedStep(Scripted("render"), None)).run(inbound(AccessRecord()))
 
 
+async def test_a_served_answer_ends_the_pipeline() -> None:
+    """No step runs after it, and the record stays at the step that served."""
+    served = ServedAnswer(200, (), b"")
+
+    async def serves(state: RequestState) -> None:
+        state.served = served
+
+    record = AccessRecord()
+    encode = Scripted("encode")
+    steps = [Scripted("render"), Scripted("conditional_decode", serves), encode, Scripted("decode", rewrites)]
+    result = await pipeline(*(TimedStep(step, None) for step in steps)).run(inbound(record))
+    assert result is served
+    assert not encode.ran
+    assert record.stage == "conditional_decode"
+
+
 INVALID: list[Any] = [
     b"{",
     b'{"messages":1}',
@@ -197,9 +223,32 @@ async def test_every_leg_of_one_request_has_one_identity() -> None:
 
 
 async def test_a_clients_model_name_cannot_flood_the_access_log() -> None:
-    """The record goes into every answer's metadata: a name of megabytes is cut there, not on the legs."""
-    model = "m" * (1 << 20)
+    """The record goes into every answer's metadata: a long name is cut there, not on the legs."""
+    model = "m" * 4000
     deployment = Deployment()
     decode = await deployment.decode(two_images(model=model))
     assert decode["model"] == model
-    assert 0 < len(deployment.record.strings()["model"]) <= 1024
+    assert 0 < len(deployment.record.strings()["model"]) <= 256
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[' + b'{"":0},' * 500_000 + b'{"":0}]}',
+        b'{"messages":[' + b"{}," * 4_000_001 + b"{}]}",
+        b"{" + b'"":0,' * 500_000 + b'"messages":[]}',
+    ],
+)
+async def test_a_body_of_tiny_members_is_refused_before_it_is_read(body: bytes) -> None:
+    """A few megabytes of members would become gigabytes of objects, and stall everybody meanwhile."""
+    deployment = Deployment()
+    with pytest.raises(BadRequest, match="members"):
+        await deployment.run(body)
+    assert deployment.renderer.calls == []
+
+
+async def test_what_a_parsed_body_takes_is_charged() -> None:
+    """Members are charged before they are read, so that many such bodies do not fit at once."""
+    body = b'{"messages":[' + b'{"":0},' * 100_000 + b'{"":0}]}'
+    with pytest.raises(Overloaded):
+        await Deployment().result(body, InFlightBudget(1, 20 << 20))

@@ -644,6 +644,133 @@ async def test_cancelling_closes_the_connection(
     assert [request.connection for request in server.requests] == [0, 1]
 
 
+# --- answers read as they arrive -------------------------------------------------------------------------
+
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a: 2\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Paced:
+    """Answers with a head at once and with one chunk per `go`; a None ends the answer well."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def __call__(self, request: Request) -> None:
+        request.writer.write(CHUNKED_HEAD)
+        while (piece := await self.pieces.get()) is not None:
+            request.writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        request.writer.write(b"0\r\n\r\n")
+
+
+async def test_chunks_come_as_they_are_sent(server: Server, upstream: Upstream) -> None:
+    """The head before any chunk, each chunk before the next is sent, nobody charged; then the pool has it."""
+    server.respond = paced = Paced()
+    charges = Charges(0)
+    answer = await upstream.open(call(reserve=charges))
+    assert (answer.status, answer.headers[:2]) == (200, (("x-a", "1"), ("x-a", "2")))
+    chunks = answer.chunks()
+    for piece in (b"one", b"two"):
+        paced.pieces.put_nowait(piece)
+        assert await anext(chunks) == piece
+    paced.pieces.put_nowait(None)
+    assert [chunk async for chunk in chunks] == []
+    answer.close()
+    server.respond = ok
+    await upstream.post(call())
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_abandoned_answer_closes_its_connection(
+    server: Server, upstream: Upstream, *, begun: bool
+) -> None:
+    """Whether or not a chunk was read: the worker learns that nobody listens."""
+    server.respond = paced = Paced()
+    answer = await upstream.open(call())
+    if begun:
+        paced.pieces.put_nowait(b"one")
+        await anext(answer.chunks())
+    answer.close()
+    answer.close()
+    paced.pieces.put_nowait(None)
+    await asyncio.wait_for(server.some_closed.wait(), 10)
+    server.respond = ok
+    await upstream.post(call())
+    assert [request.connection for request in server.requests] == [0, 1]
+
+
+@pytest.mark.parametrize("breaks", [asyncio.StreamWriter.close, None], ids=["closes", "resets"])
+async def test_an_answer_that_breaks_off(
+    server: Server, upstream: Upstream, breaks: Callable[[asyncio.StreamWriter], None] | None
+) -> None:
+    """What came is passed on, then the step has failed; the call is not sent again."""
+    await upstream.post(call())
+
+    async def respond(request: Request) -> None:
+        request.writer.write(CHUNKED_HEAD + b"3\r\none\r\n")
+        await request.writer.drain()
+        await asyncio.sleep(0.05)
+        if breaks is None:
+            reset(request)
+        else:
+            breaks(request.writer)
+
+    server.respond = respond
+    answer = await upstream.open(call())
+    chunks = answer.chunks()
+    assert await anext(chunks) == b"one"
+    with pytest.raises(StepFailed) as failed:
+        await anext(chunks)
+    answer.close()
+    assert failed.value.code == "epd_encode_failed"
+    assert len(server.requests) == 2
+
+
+async def test_an_open_answer_is_read_whole(server: Server, upstream: Upstream) -> None:
+    """A head that turns out not to be a stream's is followed by one body, charged."""
+    server.respond = always(http(b"refused", "412 Precondition Failed"))
+    charges = Charges()
+    answer = await upstream.open(call(reserve=charges))
+    assert answer.status == 412
+    assert (await answer.read()).body == b"refused"
+    answer.close()
+    assert charges.total == 7
+
+
+async def test_open_answers_count_as_in_use(server: Server) -> None:
+    """While an answer is open its connection is one of the kept ones; closed, it no longer is."""
+    server.respond = paced = Paced()
+    async with connected(server.port, max_idle=1) as upstream:
+        first = await upstream.open(call())
+        second = await upstream.open(call())
+        first.close()
+        second.close()
+        third = await upstream.open(call())
+        third.close()
+    assert [request.header(b"connection") for request in server.requests] == [[], [b"close"], []]
+    for _ in range(3):
+        paced.pieces.put_nowait(None)
+
+
+async def test_a_call_that_fails_is_no_longer_in_use(server: Server) -> None:
+    """Failures do not use up the connections that are kept."""
+    server.respond = always(b"", close=True)
+    async with connected(server.port, max_idle=1) as upstream:
+        with pytest.raises(StepFailed):
+            await upstream.open(call())
+        server.respond = ok
+        await upstream.post(call())
+    assert server.requests[-1].header(b"connection") == []
+
+
+async def test_an_open_answer_that_is_a_loop(server: Server, upstream: Upstream) -> None:
+    """508 is a loop before any byte of its body is read."""
+    server.respond = always(http(b"", "508 Loop Detected", length=10))
+    with pytest.raises(LoopDetected):
+        await upstream.open(call())
+    await asyncio.wait_for(server.some_closed.wait(), 10)
+
+
 # --- the pool -------------------------------------------------------------------------------------------
 
 
