@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 PATH = "/v1/chat/completions"
 MODEL = "simulated-vl"
 PICTURES = ((640, 480), (320, 512))
+NIXL = ("--descriptors", "nixl", "--kv-connector", "nixl")
 _LOG_SECONDS = 10.0
 
 
@@ -102,7 +103,7 @@ def show(directory: Path) -> int:
     """Send the request once per form, print the report and check what it says."""
     with LocalStack(directory, free_ports()) as stack:
         say("starting the simulator, the sidecar and Envoy on free loopback ports")
-        stack.simulator()
+        stack.simulator(*NIXL)
         answers: set[str] = set()
         for number, form in enumerate(FORMS, 1):
             sidecar = stack.sidecar(sidecar_config(stack, form))
@@ -124,7 +125,7 @@ def keep(directory: Path) -> int:
     if busy := [str(port) for port in WELL_KNOWN_PORTS if not is_free(port)]:
         raise StartError(f"stop what listens on 127.0.0.1, port {', '.join(busy)}")
     with LocalStack(directory, {port: port for port in WELL_KNOWN_PORTS}) as stack:
-        stack.simulator()
+        stack.simulator(*NIXL)
         stack.sidecar(sidecar_config(stack, FORMS[1]))
         envoy = stack.envoy(load_bootstrap("bootstrap.yaml", stack.ports, stack.access_log))
         body = directory / "two-pictures.json"

@@ -26,17 +26,35 @@ if TYPE_CHECKING:
     import argparse
 
 
+_HIGHEST_PORT = 65535
+_PORTS = {"render": 8000, "encode": 8001, "prefill": 8002, "decode": 8003, "admin": 0}
+"""Where the shipped Envoy configurations expect the workers."""
+_DESCRIPTORS = (
+    "what encode answers: plain (metadata only), nixl (with the worker's address), none, evicted (empty "
+    "metadata), no-metadata, stale (the encoding itself is gone)"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
     for listener in LISTENERS:
         parser.add_argument(
-            f"--{listener}-port", type=int, default=0, metavar="PORT", help="0 takes a free port"
+            f"--{listener}-port",
+            type=int,
+            default=_PORTS[listener],
+            metavar="PORT",
+            help="default %(default)s; 0 takes a free port",
         )
     parser.add_argument("--model", action="append", metavar="NAME", help="served model; repeatable")
     parser.add_argument("--vllm-version", choices=get_args(VllmVersion), default="0.32")
-    parser.add_argument("--descriptors", choices=get_args(Descriptors), default="nixl")
-    parser.add_argument("--kv-connector", choices=get_args(KvConnector), default="nixl")
+    parser.add_argument("--descriptors", choices=get_args(Descriptors), default="plain", help=_DESCRIPTORS)
+    parser.add_argument(
+        "--kv-connector",
+        choices=get_args(KvConnector),
+        default="shared",
+        help="as kv_connector of the sidecar",
+    )
     parser.add_argument("--no-mm-payload", action="store_true", help="render ignores mm_payload")
     parser.add_argument("--no-render-metadata", action="store_true", help="render answers no mm_metadata")
     parser.add_argument("--no-encoder-caches", action="store_true", help="encode invents keys without uuid")
@@ -77,6 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> SimulatorConfig:
     tensor_bytes = args.tensor_bytes
+    for listener in LISTENERS:
+        port = getattr(args, f"{listener}_port")
+        if not 0 <= port <= _HIGHEST_PORT:
+            raise ConfigError(f"--{listener}-port: {port} is not a port from 0 to {_HIGHEST_PORT}")
+    if tensor_bytes != "real" and not tensor_bytes.isdecimal():
+        raise ConfigError(f"--tensor-bytes: {tensor_bytes!r} is neither a number of bytes nor 'real'")
     changes: dict[str, Any] = {
         "host": args.host,
         "ports": {listener: getattr(args, f"{listener}_port") for listener in LISTENERS},
@@ -113,9 +137,12 @@ def _pairs(option: str, values: list[str]) -> list[tuple[str, str]]:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         raise ConfigError(f"--latency: {text!r} is not a number of seconds") from None
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"--latency: {text!r} is not a number of seconds from 0")
+    return seconds
 
 
 async def _serve(simulator: Simulator) -> None:

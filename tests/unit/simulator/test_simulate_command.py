@@ -18,6 +18,7 @@ from sidecar.simulator import add_arguments, run
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+FREE_PORTS = [f"--{role}-port=0" for role in ("render", "encode", "prefill", "decode")]
 PROGRAM = (
     "import argparse, sys; from sidecar.simulator import add_arguments, run; "
     "parser = argparse.ArgumentParser(); add_arguments(parser); sys.exit(run(parser.parse_args()))"
@@ -27,7 +28,7 @@ PROGRAM = (
 @contextlib.asynccontextmanager
 async def _started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", PROGRAM, *FREE_PORTS, *arguments, stdout=asyncio.subprocess.PIPE
     )
     try:
         yield process
@@ -67,6 +68,9 @@ async def test_program_prints_its_addresses_and_stops_on_sigterm() -> None:
         (["--fault", "router=hang"], "ROLE=VALUE"),
         (["--fault", "decode=bang"], "'bang'"),
         (["--latency", "decode=slow"], "'slow'"),
+        (["--latency", "decode=-1"], "'-1'"),
+        (["--tensor-bytes", "x"], "'x'"),
+        (["--render-port", "99999"], "--render-port"),
         (["--tensor-bytes", "3"], "tensor_bytes: 3"),
     ],
 )
