@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag,
 from sidecar.config.values import (
     AdminAddress,
     BaseUrl,
+    ContentType,
     Count,
     CountOrUnlimited,
     Domain,
@@ -164,6 +165,10 @@ class MediaParams(Section):
         max_concurrent_downloads: downloads of one request at a time.
         max_multimodal_entries: media items per request; 0 is unlimited.
         max_download_size: bytes (MB in the file) per download.
+        max_image_download_size: the same for images; likewise for audio and video. `max_download_size` if not
+            set.
+        allowed_image_content_types: media types of images, downloaded or inline; likewise for audio and
+            video. Empty allows all that engines read.
         allow_private_networks: whether RFC 1918 addresses may be fetched.
         allowed_domains: lower-case host names that may be fetched; empty allows all.
     """
@@ -172,8 +177,32 @@ class MediaParams(Section):
     max_concurrent_downloads: Count = 10
     max_multimodal_entries: CountOrUnlimited = 0
     max_download_size: Megabytes = 10 << 20
+    max_image_download_size: Megabytes | None = None
+    max_audio_download_size: Megabytes | None = None
+    max_video_download_size: Megabytes | None = None
+    allowed_image_content_types: tuple[ContentType, ...] = ()
+    allowed_audio_content_types: tuple[ContentType, ...] = ()
+    allowed_video_content_types: tuple[ContentType, ...] = ()
     allow_private_networks: Flag = False
     allowed_domains: tuple[Domain, ...] = ()
+
+    def download_size(self, modality: str) -> int:
+        """Largest download of a modality, in bytes."""
+        sizes = {
+            "image": self.max_image_download_size,
+            "audio": self.max_audio_download_size,
+            "video": self.max_video_download_size,
+        }
+        return sizes[modality] or self.max_download_size
+
+    def content_types(self, modality: str) -> frozenset[str]:
+        """Media types allowed for a modality; empty for the default."""
+        types = {
+            "image": self.allowed_image_content_types,
+            "audio": self.allowed_audio_content_types,
+            "video": self.allowed_video_content_types,
+        }
+        return frozenset(types[modality])
 
 
 class RenderParams(Section):

@@ -41,6 +41,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
 _LOG_LEVELS = {"1": "warning", "2": "info", "3": "debug", "4": "debug", "5": "debug"}
 
 # Removing or overwriting one of these breaks the message, or takes a job that is the sidecar's own.
+_CONTENT_TYPE = re.compile(r"[a-z]+/[a-z0-9][a-z0-9.+-]{0,63}")
 _ENVOY_PREFIXES = ("x-envoy-", "x-forwarded-")
 _CREDENTIAL_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _UNTOUCHABLE_HEADERS = frozenset(
@@ -292,6 +293,15 @@ def _forwarded_header(value: object) -> str:
     return name
 
 
+def _content_type(value: object) -> str:
+    text = _text(value).lower()
+    if not _CONTENT_TYPE.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} is not a content type; write image/png, without parameters or wildcard"
+        )
+    return text
+
+
 def _domain(value: object) -> str:
     text = _text(value).lower().rstrip(".")
     if not _is_host(text):
@@ -329,6 +339,7 @@ AdminAddress = Annotated[str, BeforeValidator(_admin_address)]
 BaseUrl = Annotated[str, BeforeValidator(_base_url)]
 StrippedHeader = Annotated[str, BeforeValidator(_stripped_header)]
 ForwardedHeader = Annotated[str, BeforeValidator(_forwarded_header)]
+ContentType = Annotated[str, BeforeValidator(_content_type)]
 Domain = Annotated[str, BeforeValidator(_domain)]
 Namespace = Annotated[str, BeforeValidator(_namespace)]
 PhaseToken = Annotated[

@@ -43,6 +43,15 @@ class Media:
     data: bytearray
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one fetch may bring: media types, bytes, and who is asked before bytes are held."""
+
+    types: frozenset[str]
+    reserve: Callable[[int], None]
+    max_size: int
+
+
 class MediaFetcher:
     """Fetches http(s) media from hosts that clients name.
 
@@ -104,13 +113,20 @@ class MediaFetcher:
         """
         self._target(url)
 
-    async def fetch(self, url: str, allowed_types: frozenset[str], reserve: Callable[[int], None]) -> Media:
+    async def fetch(
+        self,
+        url: str,
+        allowed_types: frozenset[str],
+        reserve: Callable[[int], None],
+        max_size: int | None = None,
+    ) -> Media:
         """Download one item.
 
         Args:
             url: as the client wrote it.
             allowed_types: media types the answer may have.
             reserve: called with a number of bytes before they are held; what it raises ends the fetch.
+            max_size: bytes this item may have, where that is not `max_download_size`.
 
         Raises:
             BadRequest: stage `media`; the URL, its host, or what is found there is at fault.
@@ -119,9 +135,10 @@ class MediaFetcher:
             StepTimeout: `download_timeout` passed.
         """
         target = self._target(url)
+        wanted = _Wanted(allowed_types, reserve, max_size or self._max_size)
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._follow(target, allowed_types, reserve)
+                return await self._follow(target, wanted)
         except TimeoutError:
             raise StepTimeout(
                 "media",
@@ -129,10 +146,10 @@ class MediaFetcher:
                 "use a faster host or smaller media",
             ) from None
 
-    async def _follow(self, url: URL, allowed_types: frozenset[str], reserve: Callable[[int], None]) -> Media:
+    async def _follow(self, url: URL, wanted: _Wanted) -> Media:
         start = url.host
         for _ in range(_MAX_REDIRECTS + 1):
-            found = await self._get(url, allowed_types, reserve)
+            found = await self._get(url, wanted)
             if isinstance(found, Media):
                 return found
             url = self._target(found, base=url)
@@ -159,50 +176,48 @@ class MediaFetcher:
             raise _refused(f"media host {host} is not in allowed_domains; use an allowed host or a data URI")
         return url
 
-    async def _get(
-        self, url: URL, allowed_types: frozenset[str], reserve: Callable[[int], None]
-    ) -> Media | str:
+    async def _get(self, url: URL, wanted: _Wanted) -> Media | str:
         """One hop: the media, or the location of a redirect.
 
         Leaving the response before its end closes the connection.
         """
         host = url.host or ""
         # The last item turns a 406 into the message that names the type found and the types allowed.
-        accept = ", ".join([*sorted(allowed_types), "*/*;q=0.1"])
+        accept = ", ".join([*sorted(wanted.types), "*/*;q=0.1"])
         try:
             async with self._session.get(url, allow_redirects=False, headers={"accept": accept}) as response:
                 if response.status in _REDIRECTS:
                     return _location(response, host)
                 _check_status(response.status, host)
-                content_type = _content_type(response, host, allowed_types)
-                return Media(content_type, await self._read(response, host, reserve))
+                content_type = _content_type(response, host, wanted.types)
+                return Media(content_type, await _read(response, host, wanted))
         except aiohttp.ClientError as error:
             # Not chained: the text of some of these errors has the URL with its query.
             raise _explained(error, host) from None
 
-    async def _read(
-        self, response: aiohttp.ClientResponse, host: str, reserve: Callable[[int], None]
-    ) -> bytearray:
-        announced = response.content_length
-        if announced is not None:
-            self._check_size(announced, host)
-            reserve(announced)
-        data = bytearray()
-        async for chunk in response.content.iter_any():
-            self._check_size(len(data) + len(chunk), host)
-            if announced is None:
-                reserve(len(chunk))
-            data += chunk
-        if not data:
-            raise _refused(f"media from {host} is empty")
-        return data
 
-    def _check_size(self, size: int, host: str) -> None:
-        if size > self._max_size:
-            raise _refused(
-                f"media from {host} is larger than max_download_size ({self._max_size / (1 << 20):g} MB); "
-                "use smaller media"
-            )
+async def _read(response: aiohttp.ClientResponse, host: str, wanted: _Wanted) -> bytearray:
+    announced = response.content_length
+    if announced is not None:
+        _check_size(announced, host, wanted.max_size)
+        wanted.reserve(announced)
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        _check_size(len(data) + len(chunk), host, wanted.max_size)
+        if announced is None:
+            wanted.reserve(len(chunk))
+        data += chunk
+    if not data:
+        raise _refused(f"media from {host} is empty")
+    return data
+
+
+def _check_size(size: int, host: str, limit: int) -> None:
+    if size > limit:
+        raise _refused(
+            f"media from {host} is larger than max_download_size ({limit / (1 << 20):g} MB); "
+            "use smaller media"
+        )
 
 
 def _absolute(reference: str, base: URL | None) -> URL:

@@ -75,7 +75,8 @@ class RecordingWorker:
         app.router.add_route("*", "/{tail:.*}", self._serve)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        # The default of 128 drops connections of a crowd, and Envoy gives a dropped one up after 5 s.
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=4096)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         return str(host), int(port)

@@ -36,6 +36,11 @@ class MediaStep:
     def __init__(self, params: MediaParams, fetcher: MediaFetcher) -> None:
         self._params = params
         self._fetcher = fetcher
+        self._types = {
+            modality: params.content_types(modality) or types for modality, types in ALLOWED_TYPES.items()
+        }
+        # Inline audio names a format instead of a media type.
+        self._audio_formats = {name for name, kind in AUDIO_FORMATS.items() if kind in self._types["audio"]}
 
     async def run(self, state: RequestState) -> None:
         """Rewrite the media parts of the body; raises BadRequest or what the fetcher raises."""
@@ -60,7 +65,7 @@ class MediaStep:
     def _check_inline(self, part: MediaPart) -> str | None:
         """Check a part that holds its data; of any other, return the URL to download."""
         if part.inline_format is not None:
-            allowed = AUDIO_FORMATS if part.modality == "audio" else ALLOWED_TYPES[part.modality]
+            allowed = self._audio_formats if part.modality == "audio" else self._types[part.modality]
             if part.inline_format not in allowed:
                 raise BadRequest(
                     f"{part.modality} format {part.inline_format[:16]!a} is not allowed; "
@@ -69,7 +74,7 @@ class MediaStep:
             part.set_url(check_base64(part.url))
             return None
         if is_data_uri(part.url):
-            part.set_url(check_data_uri(part.url, ALLOWED_TYPES[part.modality]).text)
+            part.set_url(check_data_uri(part.url, self._types[part.modality]).text)
             return None
         try:
             return read_string(part.url)
@@ -82,7 +87,9 @@ class MediaStep:
         async def download(modality: str, url: str, parts: list[MediaPart]) -> None:
             try:
                 with state.inbound.stopwatch.waiting():
-                    media = await self._fetcher.fetch(url, ALLOWED_TYPES[modality], ticket.reserve)
+                    media = await self._fetcher.fetch(
+                        url, self._types[modality], ticket.reserve, self._params.download_size(modality)
+                    )
             except SidecarError as error:
                 raise _located(parts[0], error) from None
             text = build_data_uri(media.content_type, media.data)

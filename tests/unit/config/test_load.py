@@ -151,6 +151,8 @@ def test_defaults(file: Path) -> None:
         "max_download_size": 10,
         "allow_private_networks": False,
         "allowed_domains": (),
+        **{f"max_{modality}_download_size": None for modality in ("image", "audio", "video")},
+        **{f"allowed_{modality}_content_types": () for modality in ("image", "audio", "video")},
     }
     assert steps["render"] | {"address": ""} == {
         "address": "",

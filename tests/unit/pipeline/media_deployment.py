@@ -32,7 +32,13 @@ class ScriptedDownloads(MediaFetcher):
         self.media = media
         self.fetched: list[str] = []
 
-    async def fetch(self, url: str, allowed_types: frozenset[str], reserve: Callable[[int], None]) -> Media:
+    async def fetch(
+        self,
+        url: str,
+        allowed_types: frozenset[str],
+        reserve: Callable[[int], None],
+        max_size: int | None = None,  # noqa: ARG002 - nothing is downloaded
+    ) -> Media:
         self.fetched.append(url)
         kind, data = self.media[url]
         assert kind in allowed_types

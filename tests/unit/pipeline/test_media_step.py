@@ -40,14 +40,22 @@ class Fetcher(MediaFetcher):
             user_agent="test",
         )
         self.fetched: list[str] = []
+        self.limits: list[int | None] = []
         self.content_type = "image/png"
         self.error: SidecarError | None = None
         self.running = 0
         self.most = 0
 
-    async def fetch(self, url: str, allowed_types: frozenset[str], reserve: Callable[[int], None]) -> Media:
+    async def fetch(
+        self,
+        url: str,
+        allowed_types: frozenset[str],
+        reserve: Callable[[int], None],
+        max_size: int | None = None,
+    ) -> Media:
         assert self.error is not None or self.content_type in allowed_types
         self.fetched.append(url)
+        self.limits.append(max_size)
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -215,3 +223,31 @@ async def test_the_data_uri_is_charged_and_the_download_given_back(fetcher: Fetc
             budget=InFlightBudget(1, text + len(PNG) + text - 1),
             max_concurrent_downloads=1,
         )
+
+
+async def test_each_modality_has_its_own_download_size(fetcher: Fetcher) -> None:
+    """A size for one modality replaces the common one; the others keep it."""
+    await run(fetcher, image(REMOTE), max_download_size=1)
+    fetcher.content_type = "video/mp4"
+    video = {"type": "video_url", "video_url": {"url": REMOTE + ".mp4"}}
+    await run(fetcher, video, max_download_size=1, max_video_download_size=50)
+    assert fetcher.limits == [1 << 20, 50 << 20]
+
+
+@pytest.mark.parametrize(
+    ("part", "params"),
+    [
+        (image("data:image/png;base64,AAAA"), {"allowed_image_content_types": ["image/webp"]}),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            {"allowed_audio_content_types": ["audio/flac"]},
+        ),
+    ],
+)
+async def test_an_allowlist_holds_for_inline_media(
+    fetcher: Fetcher, part: dict[str, Any], params: dict[str, Any]
+) -> None:
+    """Types the deployment does not allow are refused, downloaded or inline."""
+    with pytest.raises(BadRequest):
+        await run(fetcher, part, **params)
+    await run(fetcher, part)

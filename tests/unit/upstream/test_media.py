@@ -790,3 +790,14 @@ async def test_failed_fetches_give_their_connection_back(
             await client.fetch(f"{server.url}{path}", IMAGES, Charges())
     media = await client.fetch(f"{server.url}/ok", IMAGES, Charges())
     assert bytes(media.data) == PIXELS
+
+
+async def test_a_fetch_may_have_a_limit_of_its_own(
+    server: MediaServer, fetcher: Callable[..., MediaFetcher]
+) -> None:
+    """The limit of one fetch replaces the fetcher's, in both directions."""
+    server.answer("/media", bytes(MAX_SIZE + 1))
+    media = await fetcher().fetch(f"{server.url}/media", IMAGES, Charges(), MAX_SIZE + 1)
+    assert len(media.data) == MAX_SIZE + 1
+    with pytest.raises(BadRequest, match="max_download_size"):
+        await fetcher().fetch(f"{server.url}/media", IMAGES, Charges(), 1)
