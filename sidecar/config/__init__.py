@@ -7,25 +7,27 @@ from sidecar.config.load import load_settings
 from sidecar.config.problems import ConfigError
 from sidecar.config.settings import (
     AdminSettings,
-    ConditionalDecodeParams,
-    DecodeParams,
-    EcConnector,
-    EncodeParams,
     ErrorsSettings,
     ExtProcSettings,
     GatewaySettings,
     HeadersSettings,
-    KvConnector,
     LimitsSettings,
     LogFormat,
     LogLevel,
-    MediaParams,
-    MmPayload,
     ObservabilitySettings,
     PipelineSettings,
+    Settings,
+)
+from sidecar.config.steps import (
+    ConditionalDecodeParams,
+    DecodeParams,
+    EcConnector,
+    EncodeParams,
+    KvConnector,
+    MediaParams,
+    MmPayload,
     PrefillParams,
     RenderParams,
-    Settings,
     SparseSpans,
 )
 

@@ -12,7 +12,9 @@ import re
 from typing import TYPE_CHECKING, Any, get_origin
 
 from sidecar.config.problems import Location, suggestion
-from sidecar.config.settings import STEP_TYPES, Section, Settings, default_steps
+from sidecar.config.section import Section
+from sidecar.config.settings import Settings
+from sidecar.config.steps import STEP_TYPES, default_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from sidecar.config.environment import overlay
 from sidecar.config.problems import ConfigError, Location, problem, section_at, validation_problem
-from sidecar.config.settings import STEP_TYPES, Settings
+from sidecar.config.settings import Settings
 from sidecar.config.source import read_bounded, read_file
+from sidecar.config.steps import STEP_TYPES
 from sidecar.config.values import MEGABYTE, format_duration, parse_megabytes, quoted
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
-from sidecar.config.settings import STEP_TYPES, Section, Settings
+from sidecar.config.section import Section
+from sidecar.config.settings import Settings
+from sidecar.config.steps import STEP_TYPES
 from sidecar.config.values import quoted
 
 if TYPE_CHECKING:

@@ -260,9 +260,9 @@ def test_mixed_modalities_keep_their_order(chosen: Form, stack: Stack, workers: 
     assert sorted(line["media"].split(",")) == ["audio:2", "image:2", "video:1"]
     assert len(workers.exchanges("encode")) == 5
     if chosen.name == "none-nixl":
-        # Metadata of audio cannot be rebuilt: the whole request sends its media again.
+        # Metadata of video and audio cannot be rebuilt: the whole request sends its media again.
         assert line["prefill_form"] == "content_parts"
-        assert line["fallback_reason"].startswith("audio[0]: ")
+        assert line["fallback_reason"].startswith("video[0]: ")
 
 
 @pytest.mark.parametrize("knobs", [{"descriptors": "evicted"}, {"descriptors": "no-metadata"}])
