@@ -117,7 +117,7 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
         )
         steps.append(TimedStep(ConditionalDecodeStep(await _started(probe, stack)), conditional.timeout))
     if (encode := rules.encode) is not None:
-        steps.append(TimedStep(EncodeStep(encode, gateway), encode.timeout))
+        steps.append(TimedStep(EncodeStep(encode, gateway), None))
     if (prefill := rules.prefill) is not None:
         ec = ec_connector(prefill.ec_connector, trust_descriptors=rules.ec_trust_descriptors)
         kv = kv_connector(prefill.kv_connector)
@@ -128,7 +128,9 @@ async def build_pipeline(settings: Settings, stack: AsyncExitStack) -> Pipeline:
         steps.append(TimedStep(DecodeStep(fetched_by), None))
     control_headers = ControlHeaders((*settings.headers.strip, *rules.forward_response_headers))
     return Pipeline(
-        steps, LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers)
+        steps,
+        LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers),
+        mixed_spans_are_safe=rules.prefill is not None and rules.prefill.sparse_spans == "verbatim",
     )
 
 

@@ -44,6 +44,7 @@ _OFF_CAPPED_LEGS = (
     "stream_options",
     "structured_outputs",
     "top_logprobs",
+    "use_beam_search",
 )
 _OFF_CAPPED_LEGS_PREFIX = "guided_"
 
@@ -71,26 +72,27 @@ def read_body(body: bytes) -> RawObject:
     """The members of a client body, without those a client may not control; raises BadRequest."""
     try:
         document = read_document(body)
+        _drop_nested_transfer_fields(document)
     except MalformedJson as error:
         raise BadRequest(f"the body must be one JSON object: {error}") from None
     for field in _FORBIDDEN_FIELDS:
         document.pop(field, None)
-    _drop_nested_transfer_fields(document)
     return document
 
 
 def _drop_nested_transfer_fields(document: RawObject) -> None:
     # The engine merges both places into its extra_args, where a forged peer_host would reach a worker.
     if "vllm_xargs" in document:
-        document["vllm_xargs"] = _without_transfer_fields(document["vllm_xargs"])
+        document["vllm_xargs"] = without_transfer_fields(document["vllm_xargs"])
     if "sampling_params" in document and _is_object(document["sampling_params"]):
         sampling_params = read_object(document["sampling_params"])
         if "extra_args" in sampling_params:
-            sampling_params["extra_args"] = _without_transfer_fields(sampling_params["extra_args"])
+            sampling_params["extra_args"] = without_transfer_fields(sampling_params["extra_args"])
             document["sampling_params"] = to_raw(sampling_params)
 
 
-def _without_transfer_fields(value: Raw) -> Raw:
+def without_transfer_fields(value: Raw) -> Raw:
+    """The object without `kv_transfer_params` and `ec_transfer_params`; any other value as it is."""
     if not _is_object(value):
         return value
     members = read_object(value)

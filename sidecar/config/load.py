@@ -56,7 +56,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     problems += [problem(location, text, origins) for location, text in findings]
     if settings is None or problems:
         raise ConfigError(problems)
-    return settings, (*warnings, *_idle_timeouts(settings))
+    return settings, (*warnings, *_timeouts_without_effect(settings), *_connectors_without_effect(settings))
 
 
 def _adopt_coordinator_keys(
@@ -120,6 +120,9 @@ def _cross_checks(raw: Mapping[str, Any]) -> Iterator[_Finding]:
     if isinstance(listen, str) and listen == _value(raw, "admin", "listen") and not listen.endswith(":0"):
         yield ("admin", "listen"), f"{quoted(listen)} is also ext_proc.listen; use another port"
     yield from _certificate(raw)
+    if _section(raw, "gateway").get("phase_token") and _value(raw, "ext_proc", "clear_route_cache") is False:
+        text = "false lets a client choose its route by EPP-Profile where gateway.phase_token is used"
+        yield ("ext_proc", "clear_route_cache"), f"{text}; set true"
     if _section(raw, "observability").get("tracing") is True:
         yield ("observability", "tracing"), _NO_SPANS
 
@@ -195,15 +198,29 @@ def _size(raw: Mapping[str, Any], section: str, key: str) -> int | None:
         return None  # validation reports it
 
 
-def _idle_timeouts(settings: Settings) -> Iterator[str]:
+def _timeouts_without_effect(settings: Settings) -> Iterator[str]:
     deadline = settings.ext_proc.request_deadline
     times = {"ext_proc.read_timeout": settings.ext_proc.read_timeout}
     for index, step in enumerate(settings.pipeline.steps):
         if step.type in ("render", "conditional-decode", "encode", "prefill"):
             times[f"pipeline.steps[{index}].params.timeout"] = step.params.timeout
+        if step.type in ("encode", "prefill") and step.params.timeout > settings.gateway.timeout:
+            yield (
+                f"pipeline.steps[{index}].params.timeout: {format_duration(step.params.timeout)} never "
+                f"passes, gateway.timeout ({format_duration(settings.gateway.timeout)}) ends each call first"
+            )
     for path, seconds in times.items():
         if seconds > deadline:
             yield (
                 f"{path}: {format_duration(seconds)} never passes, "
                 f"ext_proc.request_deadline ({format_duration(deadline)}) ends the request first"
             )
+
+
+def _connectors_without_effect(settings: Settings) -> Iterator[str]:
+    encode, prefill = settings.pipeline.encode, settings.pipeline.prefill
+    if encode is not None and prefill is not None and encode.ec_connector != prefill.ec_connector:
+        yield (
+            f"ec_connector of the encode step: {encode.ec_connector} has no effect, what prefill is sent "
+            f"follows its own ({prefill.ec_connector})"
+        )

@@ -40,10 +40,10 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
 
 _LOG_LEVELS = {"1": "warning", "2": "info", "3": "debug", "4": "debug", "5": "debug"}
 
-# Removing or overwriting one of these breaks the message, or takes a job that is the sidecar's own.
 _CONTENT_TYPE = re.compile(r"[a-z]+/[a-z0-9][a-z0-9.+-]{0,63}")
 _ENVOY_PREFIXES = ("x-envoy-", "x-forwarded-")
 _CREDENTIAL_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+# Removing or overwriting one of these breaks the message, or takes a job that is the sidecar's own.
 _UNTOUCHABLE_HEADERS = frozenset(
     {
         "connection",

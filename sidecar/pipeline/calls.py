@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from sidecar.jsontext import RawObject, Segments
     from sidecar.pipeline.state import RequestState
     from sidecar.upstream.client import Answer, Upstream
-
-logger = logging.getLogger(__name__)
 
 
 async def post(

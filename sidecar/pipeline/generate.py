@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidecar.jsontext import Raw, read_object, to_raw
+from sidecar.api.openai_shape import plain_output, without_transfer_fields
+from sidecar.jsontext import to_raw
 from sidecar.multimodal.features import content_parts, kwargs_features, metadata_features
 from sidecar.multimodal.spans import collapse
 
@@ -18,18 +19,6 @@ if TYPE_CHECKING:
 GENERATE_PATH = "/inference/v1/generate"
 
 _ONE_TOKEN = {"max_tokens": 1}
-_OFF_CAPPED_SAMPLING = frozenset(
-    {
-        "best_of",
-        "guided_decoding",
-        "logprobs",
-        "min_tokens",
-        "n",
-        "prompt_logprobs",
-        "structured_outputs",
-    }
-)
-_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 
 
 def encode_body(state: RequestState, token_ids: list[int], media: Mapping[str, Any]) -> JsonTree:
@@ -78,11 +67,7 @@ def _model(state: RequestState) -> JsonTree:
 
 
 def _capped_sampling(prompt: Prompt) -> JsonTree:
-    kept: JsonTree = {
-        key: value for key, value in prompt.sampling_params.items() if key not in _OFF_CAPPED_SAMPLING
-    }
-    extra_args = kept.get("extra_args")
-    if isinstance(extra_args, Raw) and bytes(memoryview(extra_args)[:1]) == b"{":
-        members = read_object(extra_args)
-        kept["extra_args"] = {key: value for key, value in members.items() if key not in _TRANSFER_FIELDS}
+    kept: JsonTree = plain_output(dict(prompt.sampling_params))
+    if "extra_args" in kept:
+        kept["extra_args"] = without_transfer_fields(kept["extra_args"])
     return {**kept, **_ONE_TOKEN}

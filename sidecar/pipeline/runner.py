@@ -64,11 +64,20 @@ class LegRules:
 
 
 class Pipeline:
-    """The steps of every request, in order; the last one sets the rewrite, unless a worker answers before."""
+    """The steps of every request, in order; the last one sets the rewrite, unless a worker answers before.
 
-    def __init__(self, steps: Sequence[TimedStep], rules: LegRules) -> None:
+    Args:
+        steps: in order.
+        rules: headers of the legs.
+        mixed_spans_are_safe: `sparse_spans: verbatim`, for engines that know `is_embed`.
+    """
+
+    def __init__(
+        self, steps: Sequence[TimedStep], rules: LegRules, *, mixed_spans_are_safe: bool = False
+    ) -> None:
         self._steps = tuple(steps)
         self._rules = rules
+        self._mixed_spans_are_safe = mixed_spans_are_safe
 
     async def run(self, inbound: InboundRequest) -> PipelineResult:
         """Coordinate one request; raises SidecarError, with `inbound.record` telling how far it came."""
@@ -80,6 +89,8 @@ class Pipeline:
         record.stream = body.stream
         entries = entries_of(body.parts)
         _note_prompt(record, entries, body.own_prompt)
+        if body.own_prompt is not None and not self._mixed_spans_are_safe:
+            _check_own_spans(body.own_prompt)
         legs = LegHeaders(
             inbound.head,
             inbound.request_id,
@@ -109,6 +120,17 @@ def _charge_parsing(inbound: InboundRequest) -> None:
         inbound.ticket.reserve(parsed_size(inbound.body))
     except MalformedJson as error:
         raise BadRequest(f"the body has {error}") from None
+
+
+def _check_own_spans(prompt: OwnPrompt) -> None:
+    """Refuse features over a mixed-token span before any engine sees them: no engine survives one."""
+    for modality, spans in prompt.spans.items():
+        for index, span in enumerate(spans):
+            if span.uniform_token(prompt.token_ids) is None:
+                raise BadRequest(
+                    f"features: the span of {modality}[{index}] mixes tokens, which engines do not survive; "
+                    "send the item in content_parts"
+                )
 
 
 def _note_prompt(record: AccessRecord, entries: Sequence[Entry], prompt: OwnPrompt | None) -> None:

@@ -215,8 +215,8 @@ async def _read(response: aiohttp.ClientResponse, host: str, wanted: _Wanted) ->
 def _check_size(size: int, host: str, limit: int) -> None:
     if size > limit:
         raise _refused(
-            f"media from {host} is larger than max_download_size ({limit / (1 << 20):g} MB); "
-            "use smaller media"
+            f"media from {host} is larger than {limit / (1 << 20):g} MB (max_download_size, or that of its "
+            "modality); use smaller media"
         )
 
 

@@ -180,6 +180,16 @@ def test_forged_control_headers_choose_no_route_for_other_paths(
     assert stack.log_line(request_id, passthrough=True)["route"] in {"other", "reentry"}
 
 
+@pytest.mark.parametrize("path", ["/invocations", "/%69nvocations", "//invocations?x=1"])
+def test_a_workers_alias_of_the_coordinated_paths_is_closed(
+    path: str, stack: Stack, workers: SimulatedWorkers
+) -> None:
+    """Workers take chat and completions bodies there as well: no client gets past the pipeline that way."""
+    body = as_body({**chat("Hello"), "kv_transfer_params": {"remote_host": "6.6.6.6"}})
+    assert request(stack.base, "POST", path, body).status == 404
+    assert all(workers.exchanges(role) == [] for role in ("render", "encode", "prefill", "decode"))
+
+
 def test_a_forged_hop_guard_is_refused(stack: Stack, workers: SimulatedWorkers) -> None:
     """The hop guard on a client's request means a loop: 508 on any path, and nothing is sent on."""
     answer, line = stack.coordinate(chat("Look", CAT), headers={"x-epd-hop": "1"})

@@ -1,8 +1,8 @@
 """Runs the tests against real vLLM: prepares what is missing, then starts pytest.
 
-Usage: python -m tests.vllm.run [PYTEST_ARGUMENT...], from the root of the repository
+Usage: python -m tests.vllm.run [--only-prepare | PYTEST_ARGUMENT...], from the root of the repository
 
-Exit code 2 and a reason when the machine cannot run them; they are never skipped.
+Exit code 77, which pytest never has, and a reason when the machine cannot run them; they are never skipped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.vllm.prepare import prepare
 
 HERE = Path(__file__).resolve().parent
 
+CANNOT_RUN = 77
 _MEMORY = 7 << 30
 """Bytes that four engines of a tiny model take."""
 
@@ -30,9 +31,11 @@ def main(arguments: list[str]) -> None:
         seconds = prepare(home())
     except (InstallError, OSError) as error:
         sys.stderr.write(f"tests against real vLLM cannot run: {error}\n")
-        sys.exit(2)
+        sys.exit(CANNOT_RUN)
     made = ", ".join(f"{part} {taken:.0f} s" for part, taken in seconds.items() if taken)
     sys.stderr.write(f"vLLM in {home()}: {made or 'as it was'}\n")
+    if arguments == ["--only-prepare"]:
+        return
     root = HERE.parent.parent
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider"]
     command += ["--override-ini", f"testpaths={HERE.relative_to(root)}"]

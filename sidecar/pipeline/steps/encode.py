@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -75,8 +76,9 @@ class EncodeStep:
             groups.setdefault(identity, []).append(entry)
             bodies.setdefault(identity, _body(state, form, entry))
         record.encode_requests = len(bodies)
+        deadline = asyncio.get_running_loop().time() + self._params.timeout
         encoded = await gather_all(
-            [partial(self._encode, state, form, segments(body)) for body in bodies.values()],
+            [partial(self._encode, state, form, segments(body), deadline) for body in bodies.values()],
             limit=self._params.max_parallel,
         )
         state.legs.carry(encoded[0].headers)
@@ -93,9 +95,11 @@ class EncodeStep:
             return "openai"
         return "content_parts" if state.prompt.tensors_omitted else "features"
 
-    async def _encode(self, state: RequestState, form: EncodeForm, body: Segments) -> _Encoded:
+    async def _encode(
+        self, state: RequestState, form: EncodeForm, body: Segments, deadline: float
+    ) -> _Encoded:
         try:
-            return await self._call(state, form, body)
+            return await self._call_until(deadline, state, form, body)
         except (StepFailed, StepTimeout) as error:
             if self._params.on_failure == "fail":
                 raise
@@ -104,6 +108,20 @@ class EncodeStep:
                 extra={"request_id": state.inbound.request_id, "error": error.code, "detail": error.detail},
             )
             return _Encoded([], {}, failed=True)
+
+    async def _call_until(
+        self, deadline: float, state: RequestState, form: EncodeForm, body: Segments
+    ) -> _Encoded:
+        """One call, until a point in loop time: a late encoder has failed like any other."""
+        try:
+            async with asyncio.timeout_at(deadline) as scope:
+                return await self._call(state, form, body)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise StepTimeout(
+                self.name, f"encode took longer than {self._params.timeout:g} s (timeout of the encode step)"
+            ) from None
 
     async def _call(self, state: RequestState, form: EncodeForm, body: Segments) -> _Encoded:
         answer = await post(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sidecar.errors import BadRequest
 from sidecar.jsontext import MalformedJson, Raw, read_object, segments
 from sidecar.multimodal.forms import PrefillPlan, plan_prefill
 from sidecar.pipeline.calls import answer_object, post
@@ -13,7 +12,7 @@ from sidecar.pipeline.generate import GENERATE_PATH, prefill_body
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sidecar.api.interface import JsonTree, OwnPrompt
+    from sidecar.api.interface import JsonTree
     from sidecar.config import PrefillParams
     from sidecar.connectors.ec import EcConnector
     from sidecar.connectors.kv import KvConnector
@@ -57,7 +56,6 @@ class PrefillStep:
 
     def _plan(self, state: RequestState) -> PrefillPlan:
         if (own := state.body.own_prompt) is not None:
-            self._check_own_spans(own)
             return PrefillPlan(own.form)
         if self._params.use_openai_format or state.prompt is None:
             return _OPENAI
@@ -68,17 +66,6 @@ class PrefillStep:
             connector=self._ec,
             mixed_spans_are_safe=self._params.sparse_spans == "verbatim",
         )
-
-    def _check_own_spans(self, prompt: OwnPrompt) -> None:
-        if self._params.sparse_spans == "verbatim":
-            return
-        for modality, spans in prompt.spans.items():
-            for index, span in enumerate(spans):
-                if span.uniform_token(prompt.token_ids) is None:
-                    raise BadRequest(
-                        f"features: the span of {modality}[{index}] mixes tokens, which engines do not "
-                        "survive; send the item in content_parts"
-                    )
 
     def _request(self, state: RequestState, plan: PrefillPlan) -> tuple[str, JsonTree]:
         """Path and body of the call, with the transfer parameters at the top level.

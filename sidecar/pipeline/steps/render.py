@@ -91,9 +91,8 @@ class RenderStep:
             BadRequest: over `max_total_tokens` or `max_total_placeholder_tokens`, or a part of unknown type.
         """
         if state.body.own_prompt is not None:
-            # Nothing to render; the runner has counted the tokens the client sent.
-            record = state.inbound.record
-            self._check_limits(record.prompt_tokens or 0, record.placeholder_tokens or 0)
+            spans = [span for placed in state.body.own_prompt.spans.values() for span in placed]
+            self._check_limits(len(state.body.own_prompt.token_ids), sum(span.length for span in spans))
             return
         entries, prompt = await self._render(state, omit=self._omits(state))
         obstacle = first_obstacle(entries, prompt.token_ids) if prompt.tensors_omitted else ""
@@ -126,7 +125,8 @@ class RenderStep:
         _check_placement(entries, len(token_ids))
         omitted = any(entry.kwargs_data is None for entry in entries)
         if omitted:
-            partly = rendered.features is not None and bool(rendered.features.kwargs_data)
+            sent = {} if rendered.features is None else rendered.features.kwargs_data or {}
+            partly = any(items is not None for items in sent.values())
             _check_omission(state, entries, token_ids, asked=omit, partly=partly)
         return entries, Prompt(token_ids, rendered.token_ids, _sampling_params(rendered), omitted)
 

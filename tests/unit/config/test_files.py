@@ -59,6 +59,7 @@ def test_coordinator_file_loads_as_it_is() -> None:
         "server.tls_cipher_suites",
         "server.write_timeout",
         "server.shutdown_timeout",
+        "ec_connector of the encode step",
     ]
 
 

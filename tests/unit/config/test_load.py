@@ -582,3 +582,29 @@ def test_headers_that_would_break_every_request_are_refused(
         load_settings(path, {})
     (found,) = caught.value.problems
     assert name in found
+
+
+def test_a_phase_token_needs_the_route_cache_cleared(tmp_path: Path) -> None:
+    """Without clearing it, a client's own EPP-Profile has chosen the route before it is removed."""
+    config = copy.deepcopy(FULL)
+    config["ext_proc"]["clear_route_cache"] = False
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, {})
+    (found,) = caught.value.problems
+    assert found.startswith("ext_proc.clear_route_cache: ")
+    config["gateway"]["phase_token"] = ""
+    path.write_text(yaml.safe_dump(config))
+    load_settings(path, {})
+
+
+def test_a_step_timeout_over_the_gateways_is_reported(tmp_path: Path) -> None:
+    """Encode and prefill answer their head when they are done: gateway.timeout ends them first."""
+    config = copy.deepcopy(FULL)
+    config["gateway"]["timeout"] = "10s"
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(yaml.safe_dump(config))
+    variables = {"SIDECAR__PIPELINE__STEPS__PREFILL__PARAMS__TIMEOUT": "11s"}
+    _, warnings = load_settings(path, variables)
+    assert any("gateway.timeout (10s)" in warning for warning in warnings)

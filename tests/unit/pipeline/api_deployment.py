@@ -18,7 +18,9 @@ class _PipelineOfApi(Pipeline):
     """A pipeline that takes every request for one of `api`."""
 
     def __init__(self, pipeline: Pipeline, api: Api) -> None:
-        super().__init__(pipeline._steps, pipeline._rules)
+        super().__init__(
+            pipeline._steps, pipeline._rules, mixed_spans_are_safe=pipeline._mixed_spans_are_safe
+        )
         self._api = api
 
     async def run(self, inbound: InboundRequest) -> PipelineResult:

@@ -193,6 +193,7 @@ class Deployment:
     sparse_spans: str = "openai"
     max_parallel: int = 8
     on_failure: str = "fail"
+    encode_timeout: str = "60s"
     tensor_memory: TensorMemory = field(default_factory=TensorMemory)
     max_total_tokens: int = 0
     max_total_placeholder_tokens: int = 0
@@ -258,6 +259,7 @@ class Deployment:
                 "max_parallel": self.max_parallel,
                 "use_openai_format": self.openai,
                 "on_failure": self.on_failure,
+                "timeout": self.encode_timeout,
             }
         )
         prefill = PrefillParams.model_validate(
@@ -274,6 +276,7 @@ class Deployment:
         return Pipeline(
             [TimedStep(steps[name], None) for name in self.steps],
             LegRules(control, self.phase_token, (FORWARDED,)),
+            mixed_spans_are_safe=self.sparse_spans == "verbatim",
         )
 
     async def result(self, body: Any, budget: InFlightBudget | None = None) -> PipelineResult:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.errors import EncodeMismatch, SidecarError, StepFailed, StepRejected
+from sidecar.errors import EncodeMismatch, SidecarError, StepFailed, StepRejected, StepTimeout
 from sidecar.upstream.client import Answer, Call
 from tests.unit.pipeline.pipeline_support import (
     FORWARDED,
@@ -527,3 +527,20 @@ async def test_a_refused_item_is_never_left_to_prefill() -> None:
     with pytest.raises(StepRejected):
         await deployment.run(two_images())
     assert deployment.prefills == []
+
+
+@pytest.mark.parametrize("policy", ["fail", "local"])
+async def test_an_encoder_that_never_answers_has_failed(policy: str) -> None:
+    """The time of the step ends each call: the request fails with it, or the item is left to prefill."""
+
+    async def hang(_call: Call) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError("waits for ever")
+
+    deployment = Deployment(on_failure=policy, encode=hang, encode_timeout="20ms")
+    if policy == "fail":
+        with pytest.raises(StepTimeout):
+            await deployment.run(two_images())
+    else:
+        await deployment.run(two_images())
+        assert deployment.record.fallback_reason == "image[0]: encode failed (on_failure: local)"
