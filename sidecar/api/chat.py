@@ -9,7 +9,9 @@ import msgspec
 from sidecar.api.openai_shape import (
     PROCESSOR_KWARGS,
     cap_to_one_token,
+    check_count,
     error_body,
+    other_media_member,
     read_body,
     read_model,
     read_stream,
@@ -30,18 +32,7 @@ _MODALITY_OF_PART = {
     "input_audio": "audio",
     "video_url": "video",
 }
-_MEDIA_MEMBERS = (
-    "audio_embeds",
-    "audio_url",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "input_image",
-    "prompt_embeds",
-    "video_url",
-)
-_TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_TEXT_PART_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 
 _content_decoder = msgspec.json.Decoder(list[RawObject | str])
 _messages_decoder = msgspec.json.Decoder(list[RawObject])
@@ -75,9 +66,9 @@ class ChatPart:
     def _check_alone(self) -> None:
         # With the uuid every part gets after render, an engine takes the first media member it finds.
         own = "image_url" if self._kind == "input_image" else self._kind
-        for member in _MEDIA_MEMBERS:
-            if member in self._members and member != own:
-                raise self._fault(f"a part of type {self._kind} must not have {member}")
+        other = other_media_member(self._members, own)
+        if other:
+            raise self._fault(f"a part of type {self._kind} must not have {other}")
 
     def _read_holder(self, members: RawObject) -> RawObject:
         value = members.get(self._kind)
@@ -151,6 +142,7 @@ class ChatBody:
         messages: list[dict[str, Any]] = list(
             _decode(_messages_decoder, self._document["messages"], "messages")
         )
+        check_count(messages, "messages")
         for index, message in enumerate(messages):
             content = message.get("content")
             location = f"messages[{index}].content"
@@ -165,6 +157,7 @@ class ChatBody:
 
     def _read_content(self, content: Raw, location: str) -> list[Any]:
         items: list[Any] = _decode(_content_decoder, content, location)
+        check_count(items, location)
         for index, item in enumerate(items):
             if isinstance(item, dict):
                 items[index] = self._read_part(item, f"{location}[{index}]")

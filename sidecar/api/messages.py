@@ -10,6 +10,7 @@ import msgspec
 from sidecar.api.openai_shape import (
     PROCESSOR_KWARGS,
     cap_to_one_token,
+    check_count,
     name_member,
     read_body,
     read_model,
@@ -135,6 +136,7 @@ class MessagesBody:
         self.unknown_part_types: list[str] = []
         self._on_prefill = _prefill_changes(document)
         messages = typed_member(_objects_decoder, document.get("messages"), "messages")
+        check_count(messages, "messages")
         self._messages = [
             self._read_message(message, f"messages[{index}]") for index, message in enumerate(messages)
         ]
@@ -147,6 +149,7 @@ class MessagesBody:
             return message
         place = f"{location}.content"
         items = typed_member(_objects_decoder, content, place)
+        check_count(items, place)
         blocks: list[JsonTree] = [*items]
         kinds = [_block_type(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
         if role == "user":
@@ -162,6 +165,7 @@ class MessagesBody:
         if content is None or is_null(content) or _is_string(content):
             return block
         items = typed_member(_objects_decoder, content, place)
+        check_count(items, place)
         nested = [
             self._read_block(_block_type(item, f"{place}[{index}]"), item, f"{place}[{index}]")
             for index, item in enumerate(items)

@@ -20,12 +20,17 @@ from sidecar.jsontext import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sidecar.errors import SidecarError
 
 T = TypeVar("T")
 
 PROCESSOR_KWARGS = ("mm_processor_kwargs", "media_io_kwargs")
 """Fields that change how media are processed, and with it their hashes."""
+_MEDIA_MEMBERS = frozenset({"image_url", "audio_url", "video_url", "input_audio", "input_image"})
+_MEDIA_ENDINGS = ("_embeds", "_pil")
+_MOST_ITEMS = 16384
 _TENANCY_FIELDS = ("cache_salt", "priority")
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _FORBIDDEN_FIELDS = (*_TRANSFER_FIELDS, "mm_payload", "return_mm_kwargs")
@@ -103,6 +108,23 @@ def without_transfer_fields(value: Raw) -> Raw:
 
 def _is_object(value: Raw) -> bool:
     return bytes(memoryview(value)[:1]) == b"{"
+
+
+def other_media_member(members: Mapping[str, object], own: str) -> str:
+    """A member of a media part, other than its own, that an engine takes for media; "" when there is none.
+
+    With the uuid a part gets after render, an engine ignores its type and takes the first such member.
+    """
+    for name in members:
+        if name != own and (name in _MEDIA_MEMBERS or name.endswith(_MEDIA_ENDINGS)):
+            return name
+    return ""
+
+
+def check_count(items: Sequence[object], location: str) -> None:
+    """Refuse more messages, items or parts than any conversation has: each costs time on every leg."""
+    if len(items) > _MOST_ITEMS:
+        raise BadRequest(f"{location} has {len(items)} items, the limit is {_MOST_ITEMS}", param=location)
 
 
 def name_member(value: Raw | None, location: str) -> str:

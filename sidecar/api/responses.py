@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from sidecar.api.openai_shape import (
     PROCESSOR_KWARGS,
     cap_to_one_token,
+    check_count,
     error_body,
+    other_media_member,
     read_body,
     read_model,
     read_stream,
@@ -38,6 +40,7 @@ _TEXT_PART_TYPES = frozenset(
 _FOREIGN_MEDIA_TYPES = frozenset({"audio_url", "image_url", "input_audio", "video_url"})
 """Part types of the chat API: engines load them here, too, when an item passes for a reference."""
 _STATE_FIELDS = ("previous_response_id", "conversation")
+_ASSISTANT = Raw(b'"assistant"')
 _UNSET = (b"null", b"false")
 
 
@@ -50,6 +53,9 @@ class ImagePart:
     def __init__(self, members: RawObject, location: str) -> None:
         self.location = location
         self._members = members
+        other = other_media_member(members, "image_url")
+        if other:
+            raise self._fault(f"an input_image must not have {other}")
         url = members.get("image_url")
         if url is None or is_null(url) or len(text := memoryview(url)) <= len('""'):
             raise self._fault("input_image has no URL")
@@ -112,6 +118,7 @@ class ResponsesBody:
 
     def _read_item(self, value: Raw, location: str) -> JsonTree:
         item: JsonTree = dict(_object(value, location))
+        images = len(self.parts)
         for field in _PART_FIELDS:
             parts = item.get(field)
             if parts is None or is_null(parts) or _opener(parts) == b'"':
@@ -123,6 +130,12 @@ class ResponsesBody:
             item[field] = [
                 self._read_part(part, f"{place}[{index}]") for index, part in enumerate(_array(parts, place))
             ]
+        if len(self.parts) > images and item.get("role") == _ASSISTANT:
+            raise BadRequest(
+                f"{location} is a turn of the assistant: engines drop its images; send them in a user turn",
+                param=location,
+                stage="media",
+            )
         return item
 
     def _read_part(self, value: Raw, location: str) -> Raw | JsonTree:
@@ -231,9 +244,11 @@ def _opener(value: Raw) -> bytes:
 
 def _array(value: Raw, location: str) -> list[Raw]:
     try:
-        return read_array(value)
+        items = read_array(value)
     except MalformedJson as error:
         raise BadRequest(f"{location}: {error}", param=location) from None
+    check_count(items, location)
+    return items
 
 
 def _object(value: Raw, location: str) -> dict[str, Any]:

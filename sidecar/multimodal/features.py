@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sidecar.errors import MixedSpan
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 _PART_TYPE = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """An entry that cannot travel as a content part, and why."""
+
+    entry: Entry
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.entry.label}: {self.reason}"
+
+
 def content_parts(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[dict[str, Any]]:
     """Flat `content_parts` items, one per entry.
 
@@ -26,7 +38,7 @@ def content_parts(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[di
             engine would skip without a word.
     """
     obstacle = first_obstacle(entries, token_ids)
-    if obstacle:
+    if obstacle is not None:
         raise MixedSpan(
             f"media cannot travel without their tensors (mm_payload: none): {obstacle}; "
             "set mm_payload: tensors or auto on the render step for this model"
@@ -38,14 +50,14 @@ def content_parts(entries: Sequence[Entry], token_ids: Sequence[int]) -> list[di
     ]
 
 
-def first_obstacle(entries: Sequence[Entry], token_ids: Sequence[int]) -> str:
-    """The first entry that no content part can stand for, and why; "" when all can travel so."""
+def first_obstacle(entries: Sequence[Entry], token_ids: Sequence[int]) -> Obstacle | None:
+    """The first entry that no content part can stand for; None when all can travel so."""
     for entry in entries:
         if entry.modality not in _PART_TYPE or entry.part is None:
-            return f"{entry.label}: no content part for this modality"
+            return Obstacle(entry, "no content part for this modality")
         if entry.span.uniform_token(token_ids) is None:
-            return f"{entry.label}: mixed-token span"
-    return ""
+            return Obstacle(entry, "mixed-token span")
+    return None
 
 
 def single_entry_features(entry: Entry) -> dict[str, Any]:

@@ -7,15 +7,19 @@ import re
 _LENGTH = 512
 
 _SECRETS = (
-    (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',}]+"), r"\1 [redacted]"),
-    (
-        re.compile(r"(?i)((?:api[-_ ]?key|token|password|secret|cookie)[\"']?\s*[:=]\s*[\"']?)[^\s\"',}]+"),
-        r"\1[redacted]",
-    ),
+    (re.compile(r"(?i)data:[a-z]+\\*/[^\s]*"), "[media]"),
+    (re.compile(r"(?i)\b(?:https?|file|s3)://[^\s]+"), "[url]"),
+    (re.compile(r"(?i)\b(bearer|basic)\b[\s:=]+[^\s\"',}]+"), r"\1 [redacted]"),
     (re.compile(r"\bsk-[A-Za-z0-9_-]{8,}"), "[redacted]"),
-    (re.compile(r"(?i)data:[a-z]+/[^,\"'\s]*,[A-Za-z0-9+/=]*"), "[media]"),
-    # A validation error repeats what it was given: the client's prompt.
-    (re.compile(r"(?s)([\"']?input(?:_value)?[\"']?\s*[:=]).*"), r"\1 [left out]"),
+    # From a key that holds a credential or the client's prompt on, nothing is shown: a validation error
+    # repeats what it was given, and quotes may be nested to any depth.
+    (
+        re.compile(
+            r"(?is)\b((?:x-)?api[-_ ]?key|(?:proxy-)?authorization|(?:set-)?cookie|password|secret"
+            r"|(?:\w+_)?token|prompt|inputs?|input_value|messages|content)\b[\\\"']*\s*(?:[:=]|\s(?=\S+$)).*"
+        ),
+        r"\1 [left out]",
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from sidecar.pipeline.state import RequestState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidecar.api import ClientBody
     from sidecar.api.interface import OwnPrompt
     from sidecar.control_headers import ControlHeaders
     from sidecar.errors import StepName
@@ -87,6 +88,7 @@ class Pipeline:
         body = inbound.api.parse(inbound.body)
         record.model = (body.model or "")[:_MODEL_LENGTH]
         record.stream = body.stream
+        _refuse_unknown_parts(body)
         entries = entries_of(body.parts)
         _note_prompt(record, entries, body.own_prompt)
         if body.own_prompt is not None and not self._mixed_spans_are_safe:
@@ -120,6 +122,13 @@ def _charge_parsing(inbound: InboundRequest) -> None:
         inbound.ticket.reserve(parsed_size(inbound.body))
     except MalformedJson as error:
         raise BadRequest(f"the body has {error}") from None
+
+
+def _refuse_unknown_parts(body: ClientBody) -> None:
+    """Refuse parts of a type nobody here knows: a renderer may take one for media, past the address guard."""
+    if body.unknown_part_types:
+        kind = body.unknown_part_types[0]
+        raise BadRequest(f"content parts of type {kind[:32]!a} are not supported with disaggregated encoding")
 
 
 def _check_own_spans(prompt: OwnPrompt) -> None:

@@ -17,7 +17,7 @@ _SECONDS = 3600.0
 
 
 class TensorMemory:
-    """Models whose media cannot travel without tensors.
+    """Models whose media, by modality, cannot travel without tensors.
 
     Each is forgotten after an hour; of more than 256 the one learnt first.
 
@@ -27,21 +27,21 @@ class TensorMemory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._expiry: OrderedDict[str, float] = OrderedDict()
+        self._expiry: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def remember(self, model: str) -> None:
-        """Note that a model needs its tensors."""
-        self._expiry.pop(model, None)
-        self._expiry[model] = self._clock() + _SECONDS
+    def remember(self, model: str, modality: str) -> None:
+        """Note that a model needs the tensors of a modality."""
+        self._expiry.pop((model, modality), None)
+        self._expiry[model, modality] = self._clock() + _SECONDS
         while len(self._expiry) > _MODELS:
             self._expiry.popitem(last=False)
 
-    def knows(self, model: str) -> bool:
-        """Whether a model is known to need its tensors."""
-        expiry = self._expiry.get(model)
+    def knows(self, model: str, modality: str) -> bool:
+        """Whether a model is known to need the tensors of a modality."""
+        expiry = self._expiry.get((model, modality))
         if expiry is None:
             return False
         if expiry <= self._clock():
-            del self._expiry[model]
+            del self._expiry[model, modality]
             return False
         return True

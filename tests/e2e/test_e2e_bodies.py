@@ -136,7 +136,7 @@ def test_a_retry_policy_does_not_duplicate_the_body(
     """A route that retries sends the same rewritten body again, once."""
 
     def retry(bootstrap: dict[str, Any]) -> None:
-        route = manager(bootstrap, "external")["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+        route = manager(bootstrap, "external")["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]
         route["retry_policy"] = {"retry_on": "5xx", "num_retries": 2}
 
     stack = own_stack(replace(NONE_NIXL, edit=retry))

@@ -213,7 +213,7 @@ def test_a_mixed_span_reaches_no_engine(stack: Stack, workers: SimulatedWorkers)
     answer, line = stack.coordinate(asking(rendered, features=features(rendered)), path=PATH)
     assert answer.status == 400, answer.body
     assert "image[0] mixes tokens" in answer.json["error"]["message"]
-    assert (line["stage"], line["error"]) == ("prefill", "epd_bad_request")
+    assert (line["stage"], line["error"]) == ("request", "epd_bad_request")
     assert workers.exchanges("prefill") == []
 
 

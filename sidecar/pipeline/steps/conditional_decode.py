@@ -6,7 +6,9 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from sidecar.control_headers import HOP_GUARD, PHASE_TOKEN
 from sidecar.jsontext import segments
+from sidecar.pipeline.legs import PHASE_HEADER
 from sidecar.pipeline.request import ServedAnswer, ServedStream
 from sidecar.upstream.client import Call
 
@@ -89,7 +91,8 @@ def _is_event_stream(answer: OpenAnswer) -> bool:
 
 
 def _end_to_end(headers: HeaderPairs) -> HeaderPairs:
-    """The fields that are not about the connection they came on (RFC 9110, 7.6.1)."""
+    """The fields that are for the client: not about the connection (RFC 9110, 7.6.1), nor of the phases."""
     listed = (value for name, value in headers if name == "connection")
     options = {option.strip().lower() for value in listed for option in value.split(",")}
-    return tuple((name, value) for name, value in headers if name not in _NOT_END_TO_END | options)
+    dropped = _NOT_END_TO_END | options | {PHASE_TOKEN, HOP_GUARD, PHASE_HEADER}
+    return tuple((name, value) for name, value in headers if name not in dropped)

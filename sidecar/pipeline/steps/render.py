@@ -95,9 +95,9 @@ class RenderStep:
             self._check_limits(len(state.body.own_prompt.token_ids), sum(span.length for span in spans))
             return
         entries, prompt = await self._render(state, omit=self._omits(state))
-        obstacle = first_obstacle(entries, prompt.token_ids) if prompt.tensors_omitted else ""
-        if obstacle and self._tokens_in and self._params.mm_payload == "auto":
-            self._memory.remember(state.body.model or "")
+        obstacle = first_obstacle(entries, prompt.token_ids) if prompt.tensors_omitted else None
+        if obstacle is not None and self._tokens_in and self._params.mm_payload == "auto":
+            self._remember(state, obstacle.entry)
             logger.info("rendering again with tensors", extra={"request_id": state.inbound.request_id})
             state.inbound.record.fallback_reason = f"{obstacle}; rendered with tensors"
             entries, prompt = await self._render(state, omit=False)
@@ -112,7 +112,16 @@ class RenderStep:
         # Processor kwargs change the hashes, and content parts would be processed without them.
         if self._params.mm_payload == "tensors" or state.body.sets_processor_kwargs:
             return False
-        return self._params.mm_payload == "none" or not self._memory.knows(state.body.model or "")
+        model = state.body.model or ""
+        return self._params.mm_payload == "none" or not any(
+            self._memory.knows(model, part.modality) for part in state.body.parts
+        )
+
+    def _remember(self, state: RequestState, entry: Entry) -> None:
+        # A modality of the renderer's own stands for all the client's.
+        modalities = {part.modality for part in state.body.parts} if entry.part is None else {entry.modality}
+        for modality in modalities:
+            self._memory.remember(state.body.model or "", modality)
 
     async def _render(self, state: RequestState, *, omit: bool) -> tuple[list[Entry], Prompt]:
         record = state.inbound.record
@@ -246,7 +255,8 @@ def _pair(features: _Features | None, state: RequestState) -> list[Entry]:
     unpaired = sum(count for modality, count in sent.items() if modality not in placed)
     known = placed.keys() & _KNOWN_MODALITIES
     if unpaired != len(foreign) or any(len(placed[modality]) != sent[modality] for modality in known):
-        raise _count_mismatch(state, sent, {modality: len(items) for modality, items in placed.items()})
+        rendered = {modality: len(items) for modality, items in placed.items()}
+        raise _failed(f"the request has media {dict(sent)}, the renderer placed {rendered}")
     paired = []
     for entry in entries:
         if entry.modality in placed:
@@ -254,16 +264,6 @@ def _pair(features: _Features | None, state: RequestState) -> list[Entry]:
             candidate.part = entry.part
             paired.append(candidate)
     return paired + foreign
-
-
-def _count_mismatch(state: RequestState, sent: Mapping[str, int], placed: Mapping[str, int]) -> SidecarError:
-    unknown = state.body.unknown_part_types
-    if unknown:
-        return BadRequest(
-            f"content parts of type {unknown[0][:32]!a} are not supported with disaggregated encoding",
-            stage="render",
-        )
-    return _failed(f"the request has media {dict(sent)}, the renderer placed {dict(placed)}")
 
 
 def _placed_entries(features: _Features) -> dict[str, list[Entry]]:

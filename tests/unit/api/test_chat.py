@@ -505,6 +505,9 @@ def test_legs_do_not_disturb_each_other() -> None:
         (IMAGE, "video_url"),
         (INPUT_IMAGE, "input_audio"),
         (IMAGE, "image_embeds"),
+        (VIDEO, "video_embeds"),
+        (INPUT_AUDIO, "audio_embeds"),
+        (AUDIO, "image_pil"),
     ],
 )
 def test_a_part_holds_one_item(part: dict[str, Any], member: str) -> None:

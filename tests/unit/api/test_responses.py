@@ -581,3 +581,24 @@ def test_errors_have_the_openai_shape() -> None:
         "epd_bad_request",
     )
     assert "req-1" in error["message"]
+
+
+@pytest.mark.parametrize("member", ["image_pil", "video_embeds", "audio_url"])
+def test_an_image_part_holds_one_item(member: str) -> None:
+    """With the uuid a part gets after render, an engine takes the first media member it finds in it."""
+    part = {
+        "type": "input_image",
+        "image_url": "data:image/png;base64,AAAA",
+        member: "http://169.254.169.254/",
+    }
+    body = json.dumps({"input": [{"role": "user", "content": [part]}]}).encode()
+    with pytest.raises(BadRequest, match=member):
+        ResponsesApi().parse(body)
+
+
+def test_an_image_in_a_turn_of_the_assistant_is_refused() -> None:
+    """Engines keep only the text of such an item: the image would be counted here and placed nowhere."""
+    part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    body = json.dumps({"input": [{"id": "m", "role": "assistant", "content": [part]}]}).encode()
+    with pytest.raises(BadRequest, match="assistant"):
+        ResponsesApi().parse(body)

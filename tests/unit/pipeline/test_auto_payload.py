@@ -77,11 +77,12 @@ def test_a_model_is_forgotten_after_an_hour() -> None:
     """The memory is a hint: a renderer that was upgraded is asked again."""
     now = 0.0
     memory = TensorMemory(lambda: now)
-    memory.remember("m")
+    memory.remember("m", "image")
     now = 3599.0
-    assert memory.knows("m")
+    assert memory.knows("m", "image")
+    assert not memory.knows("m", "video")
     now = 3600.0
-    assert not memory.knows("m")
+    assert not memory.knows("m", "image")
 
 
 @pytest.mark.parametrize("count", [256, 257, 1000])
@@ -89,6 +90,6 @@ def test_the_memory_is_bounded(count: int) -> None:
     """Clients choose model names: the ones learnt first are forgotten first."""
     memory = TensorMemory(lambda: 0.0)
     for number in range(count):
-        memory.remember(f"m{number}")
-    assert sum(memory.knows(f"m{number}") for number in range(count)) == 256
-    assert memory.knows(f"m{count - 1}")
+        memory.remember(f"m{number}", "image")
+    assert sum(memory.knows(f"m{number}", "image") for number in range(count)) == 256
+    assert memory.knows(f"m{count - 1}", "image")

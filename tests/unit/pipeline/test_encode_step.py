@@ -355,12 +355,12 @@ async def test_the_first_entrys_answer_gives_the_forwarded_header(settings: dict
 @FORMS
 async def test_a_4xx_of_an_encoder_is_the_clients(settings: dict[str, Any], status: int) -> None:
     """A corrupt image is refused by the encoder with 400: the client sees that status, not its body."""
-    deployment = Deployment(**settings, encode=lambda _call: answer(b"secret cause", status))
+    deployment = Deployment(**settings, encode=lambda _call: answer(b"inner cause", status))
     with pytest.raises(StepRejected) as failed:
         await deployment.run(two_images())
     assert (failed.value.status, failed.value.code) == (status, "epd_encode_rejected")
     assert failed.value.message == f"encode rejected the request: HTTP {status}"
-    assert "secret cause" in failed.value.detail
+    assert "inner cause" in failed.value.detail
     assert deployment.prefills == []
 
 

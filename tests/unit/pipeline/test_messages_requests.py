@@ -254,9 +254,16 @@ async def test_an_unknown_block_that_became_media_is_the_clients_fault(block: An
     assert epd.gateway.calls == []
 
 
-async def test_an_unknown_block_that_is_no_media_passes() -> None:
-    """The counts decide: a block the renderer read as text is none of our business."""
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "document", "source": {"type": "text", "data": "x"}},
+        {"type": "image", "source": {"type": "file", "media_type": "image/png", "data": "AAAA"}},
+    ],
+)
+async def test_an_unknown_block_is_refused_before_anything_leaves(block: dict[str, Any]) -> None:
+    """A renderer may take it for media, past the checks of this API."""
     epd = deployment(openai=True)
-    document = {"type": "document", "source": {"type": "text", "data": "x"}}
-    body = [user(by_data("AAAA"), document, by_data("BBBB"))]
-    assert (await epd.decode(asking(body)))["messages"] == body
+    with pytest.raises(BadRequest):
+        await epd.decode(asking([user(by_data("AAAA"), block, by_data("BBBB"))]))
+    assert epd.renderer.calls == []

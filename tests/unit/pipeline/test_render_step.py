@@ -277,22 +277,6 @@ async def test_counts_must_be_equal_in_every_modality(parts: list[Any], hashes: 
     assert (error.status, error.code) == (502, "epd_render_failed")
 
 
-async def test_a_part_of_unknown_type_makes_a_count_mismatch_the_clients_fault() -> None:
-    """The renderer placed a part this API cannot pair: 400, naming the type."""
-    error = await failure(rendered(), chat(image(), {"type": "image_embeds", "image_embeds": "x"}))
-    assert isinstance(error, BadRequest)
-    assert error.status == 400
-    assert "image_embeds" in error.message
-
-
-async def test_a_part_of_unknown_type_that_is_no_media_does_not_matter() -> None:
-    """As long as the counts fit, a type nobody knows is the engines' business."""
-    deployment = Deployment()
-    await deployment.run(chat(image("AAAA"), {"type": "refusal_2", "refusal": "no"}, image("BBBB")))
-    assert deployment.record.outcome is None
-    assert deployment.record.prefill_form == "kwargs_data"
-
-
 # --- modalities this sidecar does not know --------------------------------------------------------------
 
 CHUNKS: dict[str, Any] = {

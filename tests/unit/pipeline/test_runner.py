@@ -16,7 +16,7 @@ from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
 from sidecar.pipeline.request import DecodeRewrite, InboundRequest, ServedAnswer
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
-from tests.unit.pipeline.pipeline_support import Deployment, answer, rendered, two_images
+from tests.unit.pipeline.pipeline_support import Deployment, answer, rendered, rendered_text, two_images
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -252,3 +252,37 @@ async def test_what_a_parsed_body_takes_is_charged() -> None:
     body = b'{"messages":[' + b'{"":0},' * 100_000 + b'{"":0}]}'
     with pytest.raises(Overloaded):
         await Deployment().result(body, InFlightBudget(1, 20 << 20))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_pil", "image_pil": "http://169.254.169.254/"},
+        {"type": "image_embeds", "image_embeds": "x"},
+        {"type": "prompt_embeds", "prompt_embeds": "x"},
+        {"type": "new_type", "text": "x"},
+    ],
+)
+async def test_a_part_of_unknown_type_is_refused_before_anything_leaves(part: dict[str, Any]) -> None:
+    """A renderer may know the type, and fetch what it names without the address guard."""
+    deployment = Deployment()
+    with pytest.raises(BadRequest) as refused:
+        await deployment.run({"messages": [{"role": "user", "content": [part]}]})
+    assert part["type"] in refused.value.message
+    assert deployment.renderer.calls == []
+
+
+async def test_more_parts_than_a_conversation_has_are_refused() -> None:
+    """Each part costs time on every leg, and everybody waits for it."""
+    with pytest.raises(BadRequest, match="16384"):
+        await Deployment().run({"messages": [{"role": "user", "content": [""] * 16385}]})
+    with pytest.raises(BadRequest, match="16384"):
+        await Deployment().run({"messages": [{"role": "user", "content": ""}] * 16385})
+
+
+async def test_colons_of_a_long_text_are_no_members() -> None:
+    """A prompt of log lines is not a body of tiny members."""
+    body = {"messages": [{"role": "user", "content": "12:34:56 " * 300_000}]}
+    deployment = Deployment(render=rendered_text())
+    await deployment.run(body)
+    assert deployment.record.prompt_tokens == 3
