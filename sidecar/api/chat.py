@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sidecar.api.openai_shape import (
-    PROCESSOR_KWARGS,
     cap_to_one_token,
     check_count,
     error_body,
+    item_context,
     other_media_member,
     read_body,
     read_model,
@@ -194,10 +194,8 @@ class ChatBody:
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format."""
-        shaping = ("model", *PROCESSOR_KWARGS)
-        kept = {field: self._document[field] for field in shaping if not is_null(self._document.get(field))}
         return {
-            **kept,
+            **item_context(self._document),
             "messages": [{"role": "user", "content": [part.tree()]}],
             "max_tokens": 1,
             "stream": False,

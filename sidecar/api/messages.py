@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sidecar.api.openai_shape import (
-    PROCESSOR_KWARGS,
     cap_to_one_token,
     check_count,
+    item_context,
     name_member,
     read_body,
     read_model,
@@ -204,10 +204,8 @@ class MessagesBody:
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the client's own format."""
-        shaping = ("model", *PROCESSOR_KWARGS)
-        kept = {field: self._document[field] for field in shaping if not is_null(self._document.get(field))}
         return {
-            **kept,
+            **item_context(self._document),
             "messages": [{"role": "user", "content": [part.tree()]}],
             "max_tokens": 1,
             "stream": False,

@@ -192,6 +192,12 @@ def sets_processor_kwargs(document: RawObject) -> bool:
     return any(not is_null(document.get(field)) for field in PROCESSOR_KWARGS)
 
 
+def item_context(document: RawObject) -> RawObject:
+    """What an encode body keeps of the client's: the model, and what changes how media are processed."""
+    fields = ("model", *PROCESSOR_KWARGS)
+    return {field: document[field] for field in fields if not is_null(document.get(field))}
+
+
 def plain_output(members: RawObject) -> RawObject:
     """The members without those that ask for more than one choice of plain tokens."""
     return {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidecar.api.openai_shape import (
-    PROCESSOR_KWARGS,
     cap_to_one_token,
     check_count,
     error_body,
+    item_context,
     other_media_member,
     read_body,
     read_model,
@@ -182,10 +182,8 @@ class ResponsesBody:
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format."""
-        shaping = ("model", *PROCESSOR_KWARGS)
-        kept = {field: self._document[field] for field in shaping if not is_null(self._document.get(field))}
         return {
-            **kept,
+            **item_context(self._document),
             "input": [{"role": "user", "content": [part.tree()]}],
             "max_output_tokens": 1,
             "stream": False,

@@ -37,6 +37,7 @@ from sidecar.extproc.protocol import (
     RequestBody,
     RequestHeaders,
 )
+from sidecar.extproc.waiting import DeadlinePassed, while_client_waits
 from sidecar.jsontext import windows
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
@@ -185,7 +186,7 @@ class Call:
         await self._upload(exchange, ticket)
         if not exchange.request_bytes:
             raise BadRequest(f"POST {event.head.path} needs a JSON body")
-        result = await self._while_client_waits(
+        result = await self._within_deadline(
             # Only the pipeline holds the body from here on.
             self._run(
                 InboundRequest(
@@ -201,7 +202,6 @@ class Call:
                     cleanup=cleanup,
                 )
             ),
-            deadline=self._started + self._rules.request_deadline,
         )
         match result:
             case DecodeRewrite():
@@ -233,7 +233,8 @@ class Call:
         self._relaying = True
         await self._write(head, last=False)
         with self._stopwatch.waiting():
-            await self._while_client_waits(self._relay(served.body), deadline=None)
+            relay = self._relay(served.body)
+            await while_client_waits(self._channel, relay, self._record.request_id, deadline=None)
 
     async def _relay(self, stream: AnswerStream) -> None:
         """Pass the body on as it arrives; no piece waits for the next one to know whether it is the last."""
@@ -263,49 +264,12 @@ class Call:
         finally:
             self._record.request_bytes = exchange.request_bytes
 
-    async def _while_client_waits(self, work: Awaitable[T], *, deadline: float | None) -> T:
-        """The result of `work`, which ends when the client leaves or the deadline passes (loop time)."""
-        task = asyncio.ensure_future(work)
+    async def _within_deadline(self, work: Awaitable[PipelineResult]) -> PipelineResult:
+        deadline = self._started + self._rules.request_deadline
         try:
-            while not task.done():
-                remaining = None if deadline is None else deadline - asyncio.get_running_loop().time()
-                ahead = self._channel.read_ahead()
-                await asyncio.wait(
-                    {task, ahead},
-                    timeout=None if remaining is None else max(0.0, remaining),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if task.done():
-                    break
-                if not ahead.done():
-                    raise self._deadline_exceeded()
-                if isinstance(await self._channel.read(), CallEnded):
-                    raise ClientLeft
-            if task.cancelled():
-                raise InternalError("internal error of the sidecar: the pipeline was cancelled from inside")
-            return task.result()
-        finally:
-            await self._stop(task)
-
-    async def _stop(self, task: asyncio.Future[Any]) -> None:
-        """Cancel the task if it still runs, and wait until all its calls are closed."""
-        interrupted = not task.done()
-        if interrupted:
-            task.cancel()
-            await asyncio.wait({task})
-        if task.cancelled():
-            try:
-                task.result()
-            except asyncio.CancelledError as cancelled:
-                release_frames(cancelled)
-            return
-        error = task.exception()
-        if interrupted and error is not None and not isinstance(error, ClientLeft):
-            logger.warning(
-                "pipeline failed while it was cancelled",
-                exc_info=error,
-                extra={"request_id": self._record.request_id},
-            )
+            return await while_client_waits(self._channel, work, self._record.request_id, deadline=deadline)
+        except DeadlinePassed:
+            raise self._deadline_exceeded() from None
 
     async def _see_off(self, exchange: CoordinatedExchange) -> None:
         """Answer what Envoy may still send about an answered request: the trailers of a buffered one."""

@@ -290,7 +290,8 @@ def _not_json(raw: bytes) -> ApiError:
     except json.JSONDecodeError as error:
         return invalid_field(str(error.pos), f"JSON decode error: {error.msg}")
     except (UnicodeDecodeError, RecursionError):
-        pass
+        return invalid_body("JSON decode error")
+    # The standard library reads what the stricter decoder refuses, such as NaN.
     return invalid_body("JSON decode error")
 
 
