@@ -8,6 +8,27 @@ HeaderPairs = tuple[tuple[str, str], ...]
 """Header fields in arrival order: lower-case name, value decoded as latin-1 (byte for byte)."""
 
 
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Fields about the connection a message came on (RFC 9110, 7.6.1)."""
+
+
+def connection_options(headers: HeaderPairs) -> frozenset[str]:
+    """Further fields about the connection, as its `connection` fields name them."""
+    listed = (value for name, value in headers if name == "connection")
+    return frozenset(option.strip().lower() for value in listed for option in value.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """Method, path and headers of one request.

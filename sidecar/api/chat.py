@@ -17,9 +17,20 @@ from sidecar.api.openai_shape import (
     read_stream,
     read_tenancy,
     sets_processor_kwargs,
+    typed_member,
 )
 from sidecar.errors import BadRequest
-from sidecar.jsontext import NULL, MalformedJson, Raw, RawObject, is_null, read_name, read_object, to_raw
+from sidecar.jsontext import (
+    NULL,
+    MalformedJson,
+    Raw,
+    RawObject,
+    is_null,
+    opener,
+    read_name,
+    read_object,
+    to_raw,
+)
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
@@ -137,26 +148,21 @@ class ChatBody:
         self._messages = self._read_messages()
 
     def _read_messages(self) -> list[dict[str, Any]]:
-        if is_null(self._document.get("messages")):
-            raise BadRequest("messages is missing", param="messages")
-        messages: list[dict[str, Any]] = list(
-            _decode(_messages_decoder, self._document["messages"], "messages")
-        )
+        messages: list[JsonTree] = typed_member(_messages_decoder, self._document.get("messages"), "messages")
         check_count(messages, "messages")
         for index, message in enumerate(messages):
             content = message.get("content")
             location = f"messages[{index}].content"
             if content is None or is_null(content):
                 continue
-            opener = bytes(memoryview(content)[:1])
-            if opener == b"[":
+            if opener(content) == b"[":
                 message["content"] = self._read_content(content, location)
-            elif opener != b'"':
+            elif opener(content) != b'"':
                 raise BadRequest(f"{location} must be a string or an array of parts", param=location)
         return messages
 
     def _read_content(self, content: Raw, location: str) -> list[Any]:
-        items: list[Any] = _decode(_content_decoder, content, location)
+        items: list[Any] = typed_member(_content_decoder, content, location)
         check_count(items, location)
         for index, item in enumerate(items):
             if isinstance(item, dict):
@@ -224,14 +230,3 @@ class ChatApi:
     def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
         """An error in the OpenAI shape."""
         return error_body(error, request_id, expose_upstream=expose_upstream)
-
-
-def _decode(decoder: msgspec.json.Decoder[Any], text: Raw, location: str) -> Any:
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(
-            f"{location}: {str(error).replace(' - at `$', f' at `{location}')}", param=location
-        ) from None
-    except RecursionError:
-        raise BadRequest(f"{location} is nested too deeply", param=location) from None

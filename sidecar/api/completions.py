@@ -15,7 +15,7 @@ from sidecar.api.openai_shape import (
     read_tenancy,
 )
 from sidecar.errors import BadRequest
-from sidecar.jsontext import is_null
+from sidecar.jsontext import is_null, opener
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
@@ -100,7 +100,7 @@ def _check_prompt(document: RawObject) -> None:
 
 
 def _is_text(prompt: Raw) -> bool:
-    return bytes(memoryview(prompt)[:1]) == b'"'
+    return opener(prompt) == b'"'
 
 
 def _with_token_ids(members: RawObject, token_ids: Raw | None) -> JsonTree:

@@ -19,7 +19,7 @@ from sidecar.api.openai_shape import (
     typed_member,
 )
 from sidecar.errors import BadRequest
-from sidecar.jsontext import MalformedJson, Raw, RawObject, is_null, read_string, to_raw
+from sidecar.jsontext import MalformedJson, Raw, RawObject, is_null, opener, read_string, to_raw
 from sidecar.multimodal.data_uri import is_data_uri
 from sidecar.multimodal.entries import ITEM_HASH
 from sidecar.multimodal.spans import InvalidSpans, Span, check_spans
@@ -235,7 +235,7 @@ def _read_items(features: RawObject, field: str) -> dict[str, list[Raw]] | None:
     by_modality = typed_member(_items_decoder, features[field], location)
     for modality, items in by_modality.items():
         for index, item in enumerate(items):
-            if not is_null(item) and bytes(memoryview(item)[:1]) != b'"':
+            if not is_null(item) and opener(item) != b'"':
                 raise _refused(_place(location, modality, index), "must be a string or null")
     return by_modality
 

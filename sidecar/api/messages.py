@@ -20,7 +20,7 @@ from sidecar.api.openai_shape import (
     typed_member,
 )
 from sidecar.errors import BadRequest
-from sidecar.jsontext import Raw, RawObject, is_null
+from sidecar.jsontext import Raw, RawObject, is_null, opener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -244,7 +244,7 @@ def _block_type(block: JsonTree, location: str) -> str:
 
 
 def _is_string(value: Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b'"'
+    return opener(value) == b'"'
 
 
 class MessagesApi:

@@ -13,6 +13,7 @@ from sidecar.jsontext import (
     Raw,
     RawObject,
     is_null,
+    opener,
     read_document,
     read_name,
     read_object,
@@ -107,7 +108,7 @@ def without_transfer_fields(value: Raw) -> Raw:
 
 
 def _is_object(value: Raw) -> bool:
-    return bytes(memoryview(value)[:1]) == b"{"
+    return opener(value) == b"{"
 
 
 def other_media_member(members: Mapping[str, object], own: str) -> str:

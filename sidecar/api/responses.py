@@ -22,6 +22,7 @@ from sidecar.jsontext import (
     Raw,
     RawObject,
     is_null,
+    opener,
     read_array,
     read_name,
     read_object,
@@ -105,7 +106,7 @@ class ResponsesBody:
         value = self._document.get("input")
         if value is None or is_null(value):
             raise BadRequest("input is missing; send a string or an array of items", param="input")
-        match _opener(value):
+        match opener(value):
             case b'"':
                 return value
             case b"[":
@@ -121,10 +122,10 @@ class ResponsesBody:
         images = len(self.parts)
         for field in _PART_FIELDS:
             parts = item.get(field)
-            if parts is None or is_null(parts) or _opener(parts) == b'"':
+            if parts is None or is_null(parts) or opener(parts) == b'"':
                 continue
             place = f"{location}.{field}"
-            if _opener(parts) != b"[":
+            if opener(parts) != b"[":
                 # An object here could hold media at a place where nothing guards their URLs.
                 raise BadRequest(f"{place} must be a string or an array of parts", param=place)
             item[field] = [
@@ -139,7 +140,7 @@ class ResponsesBody:
         return item
 
     def _read_part(self, value: Raw, location: str) -> Raw | JsonTree:
-        if _opener(value) == b'"':
+        if opener(value) == b'"':
             return value
         members = _object(value, location)
         # Renderers take it for the hash, workers for a file name; with one, even a text part can be media.
@@ -220,7 +221,7 @@ def _refuse_state(document: RawObject) -> None:
 
 
 def _without_format(text: Raw) -> Raw:
-    if _opener(text) != b"{":
+    if opener(text) != b"{":
         return text
     return to_raw({field: value for field, value in read_object(text).items() if field != "format"})
 
@@ -234,10 +235,6 @@ def _part_type(members: RawObject, location: str) -> str:
         # Engines guess the type of a part without one from its members, media included.
         raise BadRequest(f"{location}.type must be a string, such as input_image", param=f"{location}.type")
     return kind
-
-
-def _opener(value: Raw) -> bytes:
-    return bytes(memoryview(value)[:1])
 
 
 def _array(value: Raw, location: str) -> list[Raw]:

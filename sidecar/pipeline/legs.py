@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar.control_headers import HOP_GUARD, PHASE_TOKEN, ControlHeaders
+from sidecar.http import HOP_BY_HOP, connection_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,24 +15,16 @@ if TYPE_CHECKING:
 PHASE_HEADER = "epp-profile"
 _TRACE_STATE = "tracestate"
 
-_NOT_FORWARDED = frozenset(
+_NOT_FORWARDED = HOP_BY_HOP | frozenset(
     {
         "accept-encoding",  # the sub-request client asks for identity itself
-        "connection",
         "content-encoding",
         "content-length",
         "content-type",
         "expect",
         "host",
         "http2-settings",
-        "keep-alive",
-        "proxy-authenticate",
         "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
         "x-request-id",
         "traceparent",
         HOP_GUARD,
@@ -73,7 +66,7 @@ class LegHeaders:
         )
         # The state of another trace says nothing about this one.
         self._foreign_state = head.get("traceparent") != traceparent
-        dropped = _NOT_FORWARDED | _connection_options(head)
+        dropped = _NOT_FORWARDED | connection_options(head.headers)
         if self._foreign_state:
             dropped |= {_TRACE_STATE}
         self._from_client = tuple(
@@ -106,8 +99,3 @@ class LegHeaders:
         names = [name for name, _ in self._head.headers]
         state = (_TRACE_STATE,) if self._foreign_state and _TRACE_STATE in names else ()
         return (*self._control_headers.among(names), *state)
-
-
-def _connection_options(head: RequestHead) -> frozenset[str]:
-    listed = (value for name, value in head.headers if name == "connection")
-    return frozenset(option.strip().lower() for value in listed for option in value.split(","))

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from sidecar.control_headers import HOP_GUARD, PHASE_TOKEN
+from sidecar.http import HOP_BY_HOP, connection_options
 from sidecar.jsontext import segments
 from sidecar.pipeline.legs import PHASE_HEADER
 from sidecar.pipeline.request import ServedAnswer, ServedStream
@@ -22,19 +23,8 @@ logger = logging.getLogger(__name__)
 
 _IF_AVAILABLE = ("prefer", "if-available")
 _EVENT_STREAM = "text/event-stream"
-_NOT_END_TO_END = frozenset(
-    {
-        "connection",
-        "content-length",  # Envoy frames the answer itself
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+# Envoy frames the answer itself.
+_NOT_FOR_CLIENTS = HOP_BY_HOP | {"content-length", PHASE_TOKEN, HOP_GUARD, PHASE_HEADER}
 
 
 class ConditionalDecodeStep:
@@ -92,7 +82,5 @@ def _is_event_stream(answer: OpenAnswer) -> bool:
 
 def _end_to_end(headers: HeaderPairs) -> HeaderPairs:
     """The fields that are for the client: not about the connection (RFC 9110, 7.6.1), nor of the phases."""
-    listed = (value for name, value in headers if name == "connection")
-    options = {option.strip().lower() for value in listed for option in value.split(",")}
-    dropped = _NOT_END_TO_END | options | {PHASE_TOKEN, HOP_GUARD, PHASE_HEADER}
+    dropped = _NOT_FOR_CLIENTS | connection_options(headers)
     return tuple((name, value) for name, value in headers if name not in dropped)

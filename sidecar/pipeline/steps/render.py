@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sidecar.errors import BadRequest, RenderUnavailable, SidecarError, StepFailed, StepName
-from sidecar.jsontext import NULL, MalformedJson, Raw, check_utf8, is_null, read_object, read_value, segments
+from sidecar.jsontext import (
+    NULL,
+    MalformedJson,
+    Raw,
+    check_utf8,
+    is_null,
+    opener,
+    read_object,
+    read_value,
+    segments,
+)
 from sidecar.multimodal.entries import ITEM_HASH, Entry, entries_of, media_summary
 from sidecar.multimodal.features import first_obstacle
 from sidecar.multimodal.forms import mixed_entry
@@ -303,7 +313,7 @@ def _items(
     if len(items) != count:
         raise _failed(f"{modality}: {count} hashes, {len(items)} items in {name}")
     result = [None if is_null(item) else item for item in items]
-    if any(item is not None and bytes(memoryview(item)[:1]) != b'"' for item in result):
+    if any(item is not None and opener(item) != b'"' for item in result):
         raise _failed(f"{modality}: an item of {name} is neither null nor a string")
     return result
 
