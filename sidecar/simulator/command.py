@@ -13,7 +13,7 @@ import msgspec
 
 from sidecar.simulator.config import (
     LISTENERS,
-    ROLES,
+    TARGETS,
     ConfigError,
     Descriptors,
     KvConnector,
@@ -33,6 +33,8 @@ _DESCRIPTORS = (
     "what encode answers: plain (metadata only), nixl (with the worker's address), none, evicted (empty "
     "metadata), no-metadata, stale (the encoding itself is gone)"
 )
+_LATENCY = "repeatable; the role reserve is that of sglang's reservations, which prefill's leaves alone"
+_FAULT = "repeatable; also with the role reserve, which can fail with no-header and header:VALUE too"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-connector",
         choices=get_args(KvConnector),
         default="shared",
-        help="as kv_connector of the sidecar",
+        help="as kv_connector of the sidecar; sglang pairs prefill and decode by bootstrap_room, and prefill "
+        "answers reservations (default %(default)s)",
+    )
+    parser.add_argument(
+        "--bootstrap-port",
+        type=int,
+        default=8998,
+        metavar="PORT",
+        help="bootstrap_port that sglang bodies must name; nothing listens there (default %(default)s)",
+    )
+    parser.add_argument(
+        "--bootstrap-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long prefill and decode of sglang wait for each other (default %(default)s)",
     )
     parser.add_argument("--no-mm-payload", action="store_true", help="render ignores mm_payload")
     parser.add_argument("--no-render-metadata", action="store_true", help="render answers no mm_metadata")
@@ -65,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-bytes", default="real", metavar="N", help="bytes per tensor, or 'real'")
     parser.add_argument("--encode-max-pixels", type=int, metavar="N", help="processor mismatch")
     parser.add_argument("--max-images", type=int, default=0, metavar="N", help="per prompt; 0 for any number")
-    parser.add_argument("--latency", action="append", default=[], metavar="ROLE=SECONDS", help="repeatable")
-    parser.add_argument("--fault", action="append", default=[], metavar="ROLE=FAULT", help="repeatable")
+    parser.add_argument("--latency", action="append", default=[], metavar="ROLE=SECONDS", help=_LATENCY)
+    parser.add_argument("--fault", action="append", default=[], metavar="ROLE=FAULT", help=_FAULT)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,6 +124,8 @@ def _config(args: argparse.Namespace) -> SimulatorConfig:
         "vllm_version": args.vllm_version,
         "descriptors": args.descriptors,
         "kv_connector": args.kv_connector,
+        "bootstrap_port": args.bootstrap_port,
+        "bootstrap_timeout": args.bootstrap_timeout,
         "mm_payload_supported": not args.no_mm_payload,
         "render_metadata": not args.no_render_metadata,
         "encoder_caches": not args.no_encoder_caches,
@@ -129,8 +148,8 @@ def _pairs(option: str, values: list[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for value in values:
         role, separator, setting = value.partition("=")
-        if not separator or role not in ROLES:
-            raise ConfigError(f"{option} {value!r}: write ROLE=VALUE with a role of {', '.join(ROLES)}")
+        if not separator or role not in TARGETS:
+            raise ConfigError(f"{option} {value!r}: write ROLE=VALUE with a role of {', '.join(TARGETS)}")
         pairs.append((role, setting))
     return pairs
 

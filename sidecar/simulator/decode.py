@@ -26,14 +26,24 @@ def decode(deployment: Deployment, call: Call, api: Api, request_id: str) -> Ans
         ApiError: what vLLM answers to a body it refuses; 412 where a probe with `Prefer: if-available` finds
             no KV blocks, as an endpoint picker in front of vLLM answers it.
     """
-    if api != "generate" and call.body.get("ec_transfer_params") is not None:
-        deployment.violate(call, "ec_transfer_params in a decode body")
-    work = admit(deployment, call, api, request_id)
+    work = admit_decode(deployment, call, api, request_id)
     hit = _find_kv(deployment, call, work.prompt)
     if not hit:
         if call.exchange.headers.get("prefer") == "if-available":
             raise ApiError(412, "no endpoint holds the prompt", kind="PreconditionFailed")
         _check_local_prefill(work)
+    return generate_text(work, hit=hit)
+
+
+def admit_decode(deployment: Deployment, call: Call, api: Api, request_id: str) -> Work:
+    """Read a request to decode; raises ApiError for a body that vLLM refuses."""
+    if api != "generate" and call.body.get("ec_transfer_params") is not None:
+        deployment.violate(call, "ec_transfer_params in a decode body")
+    return admit(deployment, call, api, request_id)
+
+
+def generate_text(work: Work, *, hit: bool) -> Answer:
+    """The answer that tells what decode saw; `hit` says whether it has the KV blocks of the prompt."""
     words = _words(_describe(work.prompt, hit=hit))
     shown = words[: work.sampling.max_tokens]
     return work.answer(

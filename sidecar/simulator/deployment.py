@@ -5,52 +5,20 @@ Stores hold keys and sizes only, never media or tensors.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sidecar.simulator.bootstrap import Rooms
 from sidecar.simulator.errors import model_not_found
 from sidecar.simulator.media import PixelBounds
 from sidecar.simulator.recorder import Recorder
+from sidecar.simulator.store import Store
 
 if TYPE_CHECKING:
     from sidecar.simulator.config import Role, SimulatorConfig
     from sidecar.simulator.media import Media
     from sidecar.simulator.recorder import Exchange
     from sidecar.simulator.tokens import Modality
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-_MAX_STORED = 1 << 16
-
-
-class Store(Generic[Key, Value]):
-    """A mapping that forgets its oldest entries beyond 65536."""
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[Key, Value] = OrderedDict()
-
-    def put(self, key: Key, value: Value) -> None:
-        """Store or replace one entry."""
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > _MAX_STORED:
-            self._entries.popitem(last=False)
-
-    def get(self, key: Key) -> Value | None:
-        """The value under a key, or None."""
-        return self._entries.get(key)
-
-    def drop(self, key: Key) -> None:
-        """Forget one entry, if it is there."""
-        self._entries.pop(key, None)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +34,16 @@ class Identity:
     label: str
 
 
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One request to one role, its body already known to be a JSON object.
@@ -74,11 +52,13 @@ class Call:
         role: role that serves it.
         body: the JSON body.
         exchange: its record.
+        address: address it came in at.
     """
 
     role: Role
     body: dict[str, Any]
     exchange: Exchange
+    address: Address
 
 
 MediaKey = tuple["Modality", str]
@@ -98,6 +78,8 @@ class Deployment:
         kv: `remote_request_id` of the KV blocks prefill computed, by prompt key.
         kv_owner: prompt key by `remote_request_id`.
         invented_requests: prefill answers so far, for engine request ids.
+        rooms: where prefill and decode of SGLang meet.
+        reservations: request ids, without their suffix, that reserved a prefill endpoint.
     """
 
     def __init__(self, config: SimulatorConfig) -> None:
@@ -116,6 +98,8 @@ class Deployment:
         self.kv: Store[str, str] = Store()
         self.kv_owner: Store[str, str] = Store()
         self.invented_requests = 0
+        self.rooms = Rooms(self.recorder)
+        self.reservations: Store[str, None] = Store()
 
     def pixel_bounds(self, role: Role) -> PixelBounds:
         """The processor settings of a role."""

@@ -60,11 +60,17 @@ def prefill(deployment: Deployment, call: Call, api: Api, request_id: str) -> An
     Raises:
         ApiError: what vLLM answers to a body it refuses, or to the request that killed its engine.
     """
+    work = compute_prompt(deployment, call, api, request_id)
+    return work.answer(("I",), "length", kv_params=_store_kv(deployment, call, work.prompt))
+
+
+def compute_prompt(deployment: Deployment, call: Call, api: Api, request_id: str) -> Work:
+    """Admit a prefill request and obtain the embeddings of its media; raises ApiError as `prefill` does."""
     work = _admit_capped(deployment, call, api, request_id)
     for entry in work.prompt.entries:
         check_span(work, entry)
         _obtain_embeddings(deployment, call, entry)
-    return work.answer(("I",), "length", kv_params=_store_kv(deployment, call, work.prompt))
+    return work
 
 
 def _admit_capped(deployment: Deployment, call: Call, api: Api, request_id: str) -> Work:

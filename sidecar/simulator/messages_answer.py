@@ -34,7 +34,7 @@ def message_events(generation: Generation) -> Iterator[bytes]:
         "model": generation.model,
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(generation) | {"output_tokens": 0},
+        "usage": {"input_tokens": generation.prompt_tokens, "output_tokens": 0},
     }
     yield named_event({"type": "message_start", "message": start})
     block = {"type": "text", "text": ""}
@@ -60,5 +60,7 @@ def _stop_reason(generation: Generation) -> str:
 def _usage(generation: Generation) -> dict[str, int]:
     usage = {"input_tokens": generation.prompt_tokens, "output_tokens": generation.completion_tokens}
     if generation.prompt_tokens_details:
-        usage["cache_read_input_tokens"] = generation.cached_tokens
+        # Anthropic's input tokens are those that neither came from a cache nor went into one.
+        usage["input_tokens"] = max(0, generation.prompt_tokens - generation.cached_tokens)
+        usage |= {"cache_read_input_tokens": generation.cached_tokens, "cache_creation_input_tokens": 0}
     return usage

@@ -69,7 +69,7 @@ def read_sampling(deployment: Deployment, api: Api, body: JsonObject) -> Samplin
         optional_number(settings, name)
     limit_name, max_tokens = _limit(api, settings)
     if api == "messages":
-        _check_messages_limit(body, max_tokens)
+        _check_messages_limit(deployment, body, max_tokens)
     min_tokens = optional_int(settings, "min_tokens") or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_request(
@@ -146,13 +146,15 @@ def _limit(api: Api, settings: JsonObject) -> tuple[str, int | None]:
     return _LIMIT_FIELDS[api][-1], COMPLETIONS_DEFAULT if api == "completions" else None
 
 
-def _check_messages_limit(body: JsonObject, max_tokens: int | None) -> None:
+def _check_messages_limit(deployment: Deployment, body: JsonObject, max_tokens: int | None) -> None:
     if max_tokens is None:
         raise invalid_field("max_tokens", "Field required")
     thinking = optional_object(body, "thinking") or {}
     budget = optional_int(thinking, "budget_tokens") if thinking.get("type") == "enabled" else None
-    # A prefill body is capped to one token and never decodes, so its budget does not matter.
+    # A prefill body is capped to one token and never decodes, so its budget does not matter; SGLang compares
+    # the two in no body.
     excused = bool((optional_object(body, "kv_transfer_params") or {}).get("do_remote_decode"))
+    excused = excused or deployment.config.kv_connector == "sglang"
     if budget is not None and budget >= max_tokens and not excused:
         raise invalid_body("thinking.budget_tokens must be less than max_tokens")
 

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from sidecar.simulator import answers, faults
+from sidecar.simulator import answers, faults, picker, sglang
 from sidecar.simulator.config import LISTENERS, RENDER_FAULTS, ROLES, ConfigError, Role, SimulatorConfig
 from sidecar.simulator.decode import decode
-from sidecar.simulator.deployment import Call, Deployment
+from sidecar.simulator.deployment import Address, Call, Deployment
 from sidecar.simulator.engine import encode, prefill
-from sidecar.simulator.errors import ApiError, NotServed, bad_request, invalid_body, invalid_field
+from sidecar.simulator.errors import ApiError, NotServed, invalid_body, invalid_field
+from sidecar.simulator.headers import check_headers, check_rank
 from sidecar.simulator.render import render
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Self
 
-    from sidecar.simulator.config import Listener
+    from sidecar.simulator.config import Listener, Target
     from sidecar.simulator.generation import Answer
     from sidecar.simulator.prompt import Api
     from sidecar.simulator.recorder import Exchange
@@ -43,14 +44,7 @@ _RENDER_SUFFIX = "/render"
 _NO_ENCODE = "completions"
 _ANTHROPIC = "/v1/messages"
 _ENGINES = {"encode": encode, "prefill": prefill, "decode": decode}
-_RANK_HEADER = "x-data-parallel-rank"
-_ROUTING_HEADERS = (
-    "x-prefiller-host-port",
-    "x-prefiller-url",
-    "x-encoder-hosts-ports",
-    _RANK_HEADER,
-)
-"""Headers by which a client could name a worker: no role may see them."""
+_SGLANG = {"prefill": sglang.prefill, "decode": sglang.decode}
 
 
 class Simulator:
@@ -172,9 +166,12 @@ async def _answer(
     api = _api_of(role, request.path)
     if request.method != "POST":
         return _json({"detail": "Method Not Allowed"}, 405)
-    _check_headers(deployment, role, exchange)
-    await asyncio.sleep(deployment.config.latency.get(role, 0))
-    fault = deployment.config.take_fault(role)
+    address = _local_address(request)
+    check_headers(deployment, exchange, address)
+    reserves = picker.is_reservation(deployment, exchange)
+    target: Target = "reserve" if reserves else role
+    await asyncio.sleep(deployment.config.latency.get(target, 0))
+    fault = deployment.config.take_fault(target)
     model = body.get("model", "") if isinstance(body, dict) else ""
     if (spoilt := await faults.play(request, fault, str(model), deployment.config.models)) is not None:
         return spoilt
@@ -182,7 +179,10 @@ async def _answer(
         raise body
     if not isinstance(body, dict):
         raise invalid_body("Input should be a valid dictionary or object to extract fields from")
-    return await _serve(deployment, request, Call(role, body, exchange), api, fault)
+    call = Call(role, body, exchange, address)
+    if reserves:
+        return web.Response(headers=picker.reserve(deployment, call, fault))
+    return await _serve(deployment, request, call, api, fault)
 
 
 async def _serve(
@@ -192,22 +192,22 @@ async def _serve(
     if call.role == "render":
         spoil = fault if fault in RENDER_FAULTS else ""
         return await _send(request, render(deployment, call, api, request_id, spoil))
-    _check_rank(call.exchange)
-    answer = _ENGINES[call.role](deployment, call, api, request_id)
+    check_rank(call.exchange)
+    if deployment.config.kv_connector == "sglang" and call.role in _SGLANG:
+        answer = await _SGLANG[call.role](deployment, call, api, request_id)
+    else:
+        answer = _ENGINES[call.role](deployment, call, api, request_id)
     if not answer.stream:
         return _json(answers.document(answer.generation))
     return await _stream(request, answer, deployment.config.chunk_delay)
 
 
-def _check_rank(exchange: Exchange) -> None:
-    text = exchange.headers.get(_RANK_HEADER, "")
-    try:
-        rank = int(text)
-    except ValueError:
-        # Engines pass over a rank that is no number.
-        return
-    if rank != 0:
-        raise bad_request(f"data_parallel_rank {rank} is out of range [0, 1).")
+def _local_address(request: web.Request) -> Address:
+    """The address a request came in at, which tells more than that of a listener on all interfaces."""
+    socket_name = request.get_extra_info("sockname")
+    if socket_name is None:
+        raise ConnectionResetError("the caller left")
+    return Address(*socket_name[:2])
 
 
 def _api_of(role: Role, path: str) -> Api:
@@ -222,18 +222,6 @@ def _api_of(role: Role, path: str) -> Api:
     if api is None:
         raise NotServed
     return api
-
-
-def _check_headers(deployment: Deployment, role: Role, exchange: Exchange) -> None:
-    phase = exchange.headers.get("epp-profile")
-    expected = None if role == "render" else role
-    if phase != expected:
-        deployment.recorder.violate(
-            exchange, f"EPP-Profile is {phase!r} at {role}, where it should be {expected!r}"
-        )
-    for name in _ROUTING_HEADERS:
-        if name in exchange.headers:
-            deployment.recorder.violate(exchange, f"the header {name} of a client reached {role}")
 
 
 def _information(deployment: Deployment, path: str) -> web.Response:

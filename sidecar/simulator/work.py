@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sidecar.simulator.bootstrap import BOOTSTRAP_FIELDS, RANK_FIELDS, violate_fields
 from sidecar.simulator.errors import internal_error
 from sidecar.simulator.fields import MM_PAYLOADS, optional_bool, optional_choice, optional_object
 from sidecar.simulator.generation import Answer, Generation
@@ -58,7 +59,7 @@ class Work:
             words,
             finish_reason,
             choices=self.sampling.choices,
-            prompt_tokens=len(self.prompt.token_ids),
+            prompt_tokens=len(self.prompt.token_ids) + self._skew(),
             cached_tokens=cached_tokens,
             prompt_tokens_details=self.deployment.config.prompt_tokens_details,
             settings=self.call.body,
@@ -66,6 +67,9 @@ class Work:
             transfer={"kv_transfer_params": kv_params, "ec_transfer_params": ec_params},
         )
         return Answer(generation, self.sampling.stream, self.sampling.include_usage)
+
+    def _skew(self) -> int:
+        return self.deployment.config.prompt_token_skew.get(self.call.role, 0)
 
     def _prompt_echo(self) -> dict[str, Any]:
         if not optional_bool(self.call.body, "return_token_ids"):
@@ -111,6 +115,11 @@ def _violate_misplaced_fields(deployment: Deployment, call: Call) -> None:
     for name in _RENDER_FIELDS:
         if name in call.body:
             deployment.violate(call, f"{name} belongs in a render body only")
+    violate_fields(deployment, call, RANK_FIELDS, call.role)
+    if deployment.config.kv_connector != "sglang" or call.role == "encode":
+        violate_fields(deployment, call, BOOTSTRAP_FIELDS, call.role)
+    elif "kv_transfer_params" in call.body:
+        deployment.violate(call, f"kv_transfer_params in the body of {call.role}: SGLang reads none")
     nested = optional_object(call.body, "sampling_params") or {}
     for container, where in ((call.body, "extra_args"), (nested, "sampling_params.extra_args")):
         for name in TRANSFER_FIELDS:

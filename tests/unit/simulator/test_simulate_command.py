@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from sidecar.simulator import add_arguments, run
+from sidecar.simulator import SimulatorConfig, add_arguments, run
+from sidecar.simulator.command import _config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,6 +62,16 @@ async def test_program_prints_its_addresses_and_stops_on_sigterm() -> None:
         assert await process.wait() == 0
 
 
+def test_options_of_the_sglang_pair() -> None:
+    """They set the knobs of the same names, and `reserve` stands beside the roles."""
+    options = ["--kv-connector=sglang", "--bootstrap-port=9", "--bootstrap-timeout=1.5"]
+    config = _config(_parse(*options, "--fault", "reserve=header:x:1*2", "--latency", "reserve=2"))
+    assert (config.kv_connector, config.bootstrap_port, config.bootstrap_timeout) == ("sglang", 9, 1.5)
+    assert (config.faults, config.latency) == ({"reserve": "header:x:1*2"}, {"reserve": 2})
+    assert _config(_parse()).bootstrap_timeout == SimulatorConfig().bootstrap_timeout
+    assert _config(_parse()).bootstrap_port == SimulatorConfig().bootstrap_port
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +83,9 @@ async def test_program_prints_its_addresses_and_stops_on_sigterm() -> None:
         (["--tensor-bytes", "x"], "'x'"),
         (["--render-port", "99999"], "--render-port"),
         (["--tensor-bytes", "3"], "tensor_bytes: 3"),
+        (["--bootstrap-port", "0"], "bootstrap_port: 0"),
+        (["--bootstrap-timeout", "0"], "bootstrap_timeout: 0"),
+        (["--fault", "prefill=no-header"], "'no-header'"),
     ],
 )
 def test_impossible_options_are_explained(
