@@ -25,7 +25,7 @@ import aiohttp
 from aiohttp import web
 
 from sidecar.api import api_for_path
-from sidecar.app import build_pipeline
+from sidecar.assembly import build_pipeline
 from sidecar.config import load_settings
 from sidecar.http import RequestHead
 from sidecar.limits import InFlightBudget
@@ -90,7 +90,7 @@ def _upstreams(entries: int, megabytes: int, ports: Queue[int]) -> None:
 
 async def _run_sidecar(base: str, entries: int, runs: int) -> None:
     async with AsyncExitStack() as stack:
-        pipeline = await build_pipeline(_settings(base), stack)
+        pipeline = await build_pipeline(_settings(base), stack, user_agent="benchmark", parity=None)
         for _ in range(runs):
             await _one_request(pipeline, entries)
 

@@ -15,6 +15,8 @@ _NAMES = frozenset(
         "epp-profile",
         PHASE_TOKEN,
         "prefer",
+        "x-prefill-host-port",
+        "x-prefill-pin",
         "x-prefiller-host-port",
         "x-prefiller-url",
         "x-encoder-hosts-ports",

@@ -36,8 +36,10 @@ Outcome = Literal[
     "internal_error",
 ]
 
-StepName = Literal["media", "render", "conditional_decode", "encode", "prefill", "decode"]
-Stage = Literal["request", "media", "render", "conditional_decode", "encode", "prefill", "decode"]
+StepName = Literal["media", "render", "conditional_decode", "encode", "prefill", "prefill_decode", "decode"]
+Stage = Literal[
+    "request", "media", "render", "conditional_decode", "encode", "prefill", "prefill_decode", "decode"
+]
 
 
 class SidecarError(Exception):

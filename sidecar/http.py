@@ -23,6 +23,14 @@ HOP_BY_HOP = frozenset(
 """Fields about the connection a message came on (RFC 9110, 7.6.1)."""
 
 
+def first_value(headers: HeaderPairs, name: str) -> str | None:
+    """The first value of a field (lower-case name), or None."""
+    for field, value in headers:
+        if field == name:
+            return value
+    return None
+
+
 def connection_options(headers: HeaderPairs) -> frozenset[str]:
     """Further fields about the connection, as its `connection` fields name them."""
     listed = (value for name, value in headers if name == "connection")
@@ -47,7 +55,4 @@ class RequestHead:
 
     def get(self, name: str) -> str | None:
         """The first value of a header (lower-case name), or None."""
-        for field, value in self.headers:
-            if field == name:
-                return value
-        return None
+        return first_value(self.headers, name)

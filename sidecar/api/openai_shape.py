@@ -34,7 +34,16 @@ _MEDIA_ENDINGS = ("_embeds", "_pil")
 _MOST_ITEMS = 16384
 _TENANCY_FIELDS = ("cache_salt", "priority")
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-_FORBIDDEN_FIELDS = (*_TRANSFER_FIELDS, "mm_payload", "return_mm_kwargs")
+_WORKER_FIELDS = (
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "routed_dp_rank",
+)
+"""Fields by which SGLang engines are told of another worker or of a rank: as control headers do."""
+_FORBIDDEN_FIELDS = (*_TRANSFER_FIELDS, *_WORKER_FIELDS, "mm_payload", "return_mm_kwargs")
 
 _OFF_CAPPED_LEGS = (
     "best_of",

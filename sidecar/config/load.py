@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from sidecar.config.environment import overlay
 from sidecar.config.problems import ConfigError, Location, problem, section_at, validation_problem
+from sidecar.config.sequence import section, step_findings
 from sidecar.config.settings import Settings
 from sidecar.config.source import read_bounded, read_file
-from sidecar.config.steps import STEP_TYPES
 from sidecar.config.values import MEGABYTE, format_duration, parse_megabytes, quoted
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> tuple[Settin
     problems += [problem(location, text, origins) for location, text in findings]
     if settings is None or problems:
         raise ConfigError(problems)
-    return settings, (*warnings, *_timeouts_without_effect(settings), *_connectors_without_effect(settings))
+    return settings, (*warnings, *_timeouts_without_effect(settings), *_doubtful_combinations(settings))
 
 
 def _adopt_coordinator_keys(
@@ -90,7 +90,7 @@ def _adopt_coordinator_keys(
 
 
 def _resolve_phase_token(raw: dict[str, Any]) -> list[_Finding]:
-    gateway = _section(raw, "gateway")
+    gateway = section(raw, "gateway")
     token = gateway.get("phase_token")
     if not isinstance(token, str) or not token.startswith("file:"):
         return []
@@ -106,11 +106,7 @@ def _resolve_phase_token(raw: dict[str, Any]) -> list[_Finding]:
 
 def _cross_checks(raw: Mapping[str, Any]) -> Iterator[_Finding]:
     """What one key alone cannot show; works on the raw values so that it is reported with everything else."""
-    pipeline = _section(raw, "pipeline")
-    steps = pipeline.get("steps")
-    if isinstance(steps, list | tuple):
-        yield from _step_order(steps)
-        yield from _format_needs_render(pipeline, steps)
+    yield from step_findings(section(raw, "pipeline"))
     body = _size(raw, "ext_proc", "max_request_body_size")
     total = _size(raw, "limits", "max_in_flight_bytes")
     if body and total and total < body:
@@ -120,15 +116,15 @@ def _cross_checks(raw: Mapping[str, Any]) -> Iterator[_Finding]:
     if isinstance(listen, str) and listen == _value(raw, "admin", "listen") and not listen.endswith(":0"):
         yield ("admin", "listen"), f"{quoted(listen)} is also ext_proc.listen; use another port"
     yield from _certificate(raw)
-    if _section(raw, "gateway").get("phase_token") and _value(raw, "ext_proc", "clear_route_cache") is False:
+    if section(raw, "gateway").get("phase_token") and _value(raw, "ext_proc", "clear_route_cache") is False:
         text = "false lets a client choose its route by EPP-Profile where gateway.phase_token is used"
         yield ("ext_proc", "clear_route_cache"), f"{text}; set true"
-    if _section(raw, "observability").get("tracing") is True:
+    if section(raw, "observability").get("tracing") is True:
         yield ("observability", "tracing"), _NO_SPANS
 
 
 def _certificate(raw: Mapping[str, Any]) -> Iterator[_Finding]:
-    directory = _section(_section(raw, "ext_proc"), "tls").get("cert_path")
+    directory = section(section(raw, "ext_proc"), "tls").get("cert_path")
     if isinstance(directory, str) and directory:
         for name in ("tls.crt", "tls.key"):
             if not (Path(directory) / name).is_file():
@@ -138,59 +134,15 @@ def _certificate(raw: Mapping[str, Any]) -> Iterator[_Finding]:
                 )
 
 
-def _step_order(steps: list[Any] | tuple[Any, ...]) -> Iterator[_Finding]:
-    order = list(STEP_TYPES)
-    known = [
-        (index, step["type"])
-        for index, step in enumerate(steps)
-        if isinstance(step, dict) and isinstance(step.get("type"), str) and step["type"] in STEP_TYPES
-    ]
-    seen: set[str] = set()
-    latest = order[0]
-    for index, kind in known:
-        location: Location = ("pipeline", "steps", index)
-        if kind in seen:
-            yield location, f"{quoted(kind)} is listed twice; remove one of them"
-        elif order.index(kind) < order.index(latest):
-            yield (
-                location,
-                f"{quoted(kind)} must come before {quoted(latest)}; the order is {', '.join(order)}",
-            )
-        else:
-            latest = kind
-        seen.add(kind)
-    if "decode" not in seen:
-        yield ("pipeline", "steps"), "the last step is missing; add {type: decode} at the end"
+def _value(raw: Mapping[str, Any], name: str, key: str) -> Any:
+    value = section(raw, name).get(key)
+    return section_at((name,)).model_fields[key].default if value is None else value
 
 
-def _format_needs_render(
-    pipeline: Mapping[str, Any], steps: list[Any] | tuple[Any, ...]
-) -> Iterator[_Finding]:
-    listed = [step for step in steps if isinstance(step, dict)]
-    if any(step.get("type") == "render" for step in listed):
-        return
-    text = "false needs the token ids of a render step; add one to pipeline.steps, or set it to true"
-    if pipeline.get("use_openai_format") is False:
-        yield ("pipeline", "use_openai_format"), text
-    for index, step in enumerate(steps):
-        if isinstance(step, dict) and _section(step, "params").get("use_openai_format") is False:
-            yield ("pipeline", "steps", index, "params", "use_openai_format"), text
-
-
-def _section(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}
-
-
-def _value(raw: Mapping[str, Any], section: str, key: str) -> Any:
-    value = _section(raw, section).get(key)
-    return section_at((section,)).model_fields[key].default if value is None else value
-
-
-def _size(raw: Mapping[str, Any], section: str, key: str) -> int | None:
-    value = _section(raw, section).get(key)
+def _size(raw: Mapping[str, Any], name: str, key: str) -> int | None:
+    value = section(raw, name).get(key)
     if value is None:
-        default: int = section_at((section,)).model_fields[key].default
+        default: int = section_at((name,)).model_fields[key].default
         return default
     try:
         return parse_megabytes(value)
@@ -202,9 +154,12 @@ def _timeouts_without_effect(settings: Settings) -> Iterator[str]:
     deadline = settings.ext_proc.request_deadline
     times = {"ext_proc.read_timeout": settings.ext_proc.read_timeout}
     for index, step in enumerate(settings.pipeline.steps):
-        if step.type in ("render", "conditional-decode", "encode", "prefill"):
+        if step.type in ("render", "conditional-decode", "encode", "prefill", "prefill-decode"):
             times[f"pipeline.steps[{index}].params.timeout"] = step.params.timeout
-        if step.type in ("encode", "prefill") and step.params.timeout > settings.gateway.timeout:
+        if (
+            step.type in ("encode", "prefill", "prefill-decode")
+            and step.params.timeout > settings.gateway.timeout
+        ):
             yield (
                 f"pipeline.steps[{index}].params.timeout: {format_duration(step.params.timeout)} never "
                 f"passes, gateway.timeout ({format_duration(settings.gateway.timeout)}) ends each call first"
@@ -217,10 +172,22 @@ def _timeouts_without_effect(settings: Settings) -> Iterator[str]:
             )
 
 
-def _connectors_without_effect(settings: Settings) -> Iterator[str]:
-    encode, prefill = settings.pipeline.encode, settings.pipeline.prefill
+def _doubtful_combinations(settings: Settings) -> Iterator[str]:
+    pipeline = settings.pipeline
+    if pipeline.conditional_decode is not None and pipeline.prefill_decode is not None:
+        yield (
+            "conditional-decode with prefill-decode: a decode engine in SGLang's disaggregation mode refuses "
+            "a request without a prefill worker, and the client gets that refusal"
+        )
+    encode, prefill = pipeline.encode, pipeline.prefill or pipeline.prefill_decode
     if encode is not None and prefill is not None and encode.ec_connector != prefill.ec_connector:
         yield (
             f"ec_connector of the encode step: {encode.ec_connector} has no effect, what prefill is sent "
             f"follows its own ({prefill.ec_connector})"
+        )
+    compares = settings.observability.prompt_token_parity == "warn"  # noqa: S105 - tokens of a prompt
+    if compares and pipeline.render is None:
+        yield (
+            "observability.prompt_token_parity: warn has no effect without a render step, whose count is "
+            "compared with"
         )

@@ -34,6 +34,7 @@ _WRONG_KIND = {
     "model_type": "{} is not a mapping; write keys and values below it",
     "model_attributes_type": "{} is not a mapping; write keys and values below it",
     "greater_than_equal": "{} is too small; use at least {ge}",
+    "less_than_equal": "{} is too large; use at most {le}",
 }
 
 
@@ -109,9 +110,8 @@ def validation_problem(error: ErrorDetails, raw: Mapping[str, Any]) -> tuple[Loc
         return location, str(context["error"])
     value = _value_at(raw, location)
     if kind == "literal_error":
-        verdict = "not supported by this version" if value == "kv-sglang" else "not allowed"
         choices = str(context["expected"]).replace("'", "")
-        return location, f"{quoted(value)} is {verdict}; use {choices}"
+        return location, f"{quoted(value)} is not allowed; use {choices}"
     text = _WRONG_KIND.get(kind, f"{{}} is not valid ({kind})")
     return location, text.format(quoted(value), **context)
 

@@ -22,6 +22,7 @@ from sidecar.config.steps import (
     MediaParams,
     MediaStep,
     ParamsT,
+    PrefillDecodeParams,
     PrefillParams,
     RenderParams,
     RenderStep,
@@ -41,11 +42,13 @@ from sidecar.config.values import (
     PhaseToken,
     PositiveDuration,
     StrippedHeader,
+    off_word,
     parse_log_level,
 )
 
 LogLevel = Literal["error", "warning", "info", "debug"]
 LogFormat = Literal["json", "text"]
+PromptTokenParity = Literal["off", "warn"]
 
 
 class TlsSettings(Section):
@@ -147,10 +150,13 @@ class ObservabilitySettings(Section):
     Attributes:
         metadata_namespace: namespace of the dynamic metadata.
         tracing: always False; this version exports no spans of its own.
+        prompt_token_parity: whether the prompt tokens that prefill and decode report are compared with the
+            rendered ones.
     """
 
     metadata_namespace: Namespace = "epd.sidecar"
     tracing: Flag = False
+    prompt_token_parity: Annotated[PromptTokenParity, BeforeValidator(off_word)] = "off"  # noqa: S105 - of a prompt
 
 
 class PipelineSettings(Section):
@@ -162,7 +168,7 @@ class PipelineSettings(Section):
         ec_trust_descriptors: whether descriptors of ec-shared-storage encoders are used.
         use_openai_format: whether encode and prefill get the client's own format (False: tokens in).
         forward_response_headers: response headers sent on later phases, lower-case.
-        steps: in order, decode last.
+        steps: in order, decode or prefill-decode last.
     """
 
     kv_connector: KvConnector = "kv-shared-storage"
@@ -208,6 +214,11 @@ class PipelineSettings(Section):
     def decode(self) -> DecodeParams | None:
         """Params of decode, or None without that step."""
         return self._params(DecodeParams)
+
+    @property
+    def prefill_decode(self) -> PrefillDecodeParams | None:
+        """Params of prefill-decode, or None without that step."""
+        return self._params(PrefillDecodeParams)
 
     def _params(self, kind: type[ParamsT]) -> ParamsT | None:
         for step in self.steps:

@@ -15,10 +15,11 @@ from sidecar.config.values import (
     Domain,
     Flag,
     Megabytes,
+    Port,
     PositiveDuration,
 )
 
-KvConnector = Literal["kv-nixl", "kv-shared-storage"]
+KvConnector = Literal["kv-nixl", "kv-shared-storage", "kv-sglang"]
 EcConnector = Literal["ec-nixl", "ec-shared-storage"]
 MmPayload = Literal["tensors", "none", "auto"]
 OnFailure = Literal["fail", "local"]
@@ -154,6 +155,27 @@ class DecodeParams(Section):
     kv_connector: KvConnector = "kv-shared-storage"
 
 
+class PrefillDecodeParams(Section):
+    """Params of `prefill-decode`; what the file leaves out comes from the pipeline and the gateway.
+
+    Attributes:
+        timeout: seconds for the reservation, and again for prefill; `gateway.timeout` if not set.
+        sparse_spans: how a prompt with mixed-token spans travels.
+        use_openai_format: `pipeline.use_openai_format` if not set.
+        ec_connector: `pipeline.ec_connector` if not set.
+        kv_connector: `pipeline.kv_connector` if not set.
+        bootstrap_port: port of the bootstrap server of the prefill workers
+            (SGLang's `--disaggregation-bootstrap-port`).
+    """
+
+    timeout: PositiveDuration = 60.0
+    sparse_spans: SparseSpans = "openai"
+    use_openai_format: Flag = True
+    ec_connector: EcConnector = "ec-shared-storage"
+    kv_connector: KvConnector = "kv-sglang"
+    bootstrap_port: Port = 8998
+
+
 class _Step(Section):
     @model_validator(mode="before")
     @classmethod
@@ -199,13 +221,22 @@ class PrefillStep(_Step):
 
 
 class DecodeStep(_Step):
-    """Hands the rewritten request to Envoy; always the last step."""
+    """Hands the rewritten request to Envoy; the last step, unless `prefill-decode` is."""
 
     type: Literal["decode"]
     params: DecodeParams
 
 
-Step = MediaStep | RenderStep | ConditionalDecodeStep | EncodeStep | PrefillStep | DecodeStep
+class PrefillDecodeStep(_Step):
+    """Hands the rewritten request to Envoy beside prefill; the last step, in place of those two."""
+
+    type: Literal["prefill-decode"]
+    params: PrefillDecodeParams
+
+
+Step = (
+    MediaStep | RenderStep | ConditionalDecodeStep | EncodeStep | PrefillStep | DecodeStep | PrefillDecodeStep
+)
 
 STEP_TYPES: dict[str, type[Step]] = {
     "replace-media-urls": MediaStep,
@@ -214,10 +245,11 @@ STEP_TYPES: dict[str, type[Step]] = {
     "encode": EncodeStep,
     "prefill": PrefillStep,
     "decode": DecodeStep,
+    "prefill-decode": PrefillDecodeStep,
 }
 """Step classes by type, in the order the pipeline runs them."""
 
-_OPT_IN = frozenset({"conditional-decode"})
+_OPT_IN = frozenset({"conditional-decode", "prefill-decode"})
 """Steps a pipeline has only if the file lists them."""
 
 
@@ -234,7 +266,8 @@ AnyStep = Annotated[
     | Annotated[ConditionalDecodeStep, Tag("conditional-decode")]
     | Annotated[EncodeStep, Tag("encode")]
     | Annotated[PrefillStep, Tag("prefill")]
-    | Annotated[DecodeStep, Tag("decode")],
+    | Annotated[DecodeStep, Tag("decode")]
+    | Annotated[PrefillDecodeStep, Tag("prefill-decode")],
     Discriminator(_step_type),
 ]
 

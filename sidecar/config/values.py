@@ -175,6 +175,11 @@ def parse_log_level(value: object) -> str:
     return level
 
 
+def off_word(value: object) -> object:
+    """`off` for the boolean that YAML 1.1 makes of the unquoted word, any other value as it is."""
+    return "off" if value is False else value
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{quoted(value)} is not text; put it in quotes")  # noqa: TRY004 - see the module docstring
@@ -334,6 +339,7 @@ PositiveDuration = Annotated[float, BeforeValidator(_positive_duration), PlainSe
 Megabytes = Annotated[int, BeforeValidator(parse_megabytes), PlainSerializer(format_megabytes)]
 Count = Annotated[int, BeforeValidator(_integer), Field(ge=1)]
 CountOrUnlimited = Annotated[int, BeforeValidator(_integer), Field(ge=0)]
+Port = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=_HIGHEST_PORT)]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]
 AdminAddress = Annotated[str, BeforeValidator(_admin_address)]
 BaseUrl = Annotated[str, BeforeValidator(_base_url)]

@@ -1,4 +1,7 @@
-"""KV-cache connectors: what prefill is told, and what decode is told of prefill's answer."""
+"""KV-cache connectors of engines that prefill first: what prefill is told, and decode of prefill's answer.
+
+Where both run at the same time (`kv-sglang`), nothing can be told of an answer: see `sglang.py`.
+"""
 
 from __future__ import annotations
 

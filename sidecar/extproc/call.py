@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sidecar.api import api_for_path, default_error_body
@@ -36,8 +38,10 @@ from sidecar.extproc.protocol import (
     Reply,
     RequestBody,
     RequestHeaders,
+    ResponseEvent,
+    ResponseReply,
 )
-from sidecar.extproc.waiting import DeadlinePassed, while_client_waits
+from sidecar.extproc.waiting import DeadlinePassed, decode_answer, stop, while_client_waits
 from sidecar.jsontext import windows
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 
     from sidecar.api import Api
     from sidecar.extproc.channel import Context
+    from sidecar.extproc.companions import Companions
+    from sidecar.extproc.observation import Observation
     from sidecar.extproc.rules import ServiceRules
     from sidecar.limits import InFlightBudget, Ticket
     from sidecar.pipeline.request import AnswerStream, PipelineResult
@@ -59,21 +65,34 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all calls of the process share.
+
+    Attributes:
+        rules: what the deployment says.
+        run: the pipeline.
+        budget: what the process may hold at a time.
+        on_answer: called once per answered request with its finished record.
+        companions: takes over what has to outlive a call.
+        observation: reads the calls that are not to be answered.
+    """
+
+    rules: ServiceRules
+    run: Callable[[InboundRequest], Awaitable[PipelineResult]]
+    budget: InFlightBudget
+    on_answer: Callable[[AccessRecord], None]
+    companions: Companions
+    observation: Observation
+
+
 class Call:
     """One call: feeds its events to the exchange, sends the replies, keeps the record."""
 
-    def __init__(
-        self,
-        rules: ServiceRules,
-        run: Callable[[InboundRequest], Awaitable[PipelineResult]],
-        budget: InFlightBudget,
-        on_answer: Callable[[AccessRecord], None],
-        context: Context,
-    ) -> None:
-        self._rules = rules
-        self._run = run
-        self._budget = budget
-        self._on_answer = on_answer
+    def __init__(self, shared: Shared, context: Context) -> None:
+        self._shared = shared
+        self._rules = shared.rules
+        self._companions = shared.companions
         self._channel = Channel(context)
         self._record = AccessRecord()
         self._stopwatch = Stopwatch()
@@ -83,6 +102,7 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._shutting_down = False
         self._relaying = False
+        self._awaits_decode = False
         self._answered = False
 
     async def serve(self) -> None:
@@ -129,8 +149,7 @@ class Call:
             case CallEnded():
                 pass
             case Observed():
-                while not isinstance(await self._channel.read(), CallEnded):
-                    pass
+                await self._shared.observation.watch(self._channel, event)
             case _:
                 raise UnsupportedBodyMode(
                     "the ext_proc filter sends no request headers; set "
@@ -151,7 +170,7 @@ class Call:
             case Coordinate(api):
                 exchange = CoordinatedExchange(event.mode, admission.max_body, admission.control_headers)
                 with ExitStack() as cleanup:
-                    with self._budget.admit() as ticket:
+                    with self._shared.budget.admit() as ticket:
                         stream = await self._coordinate(event, api, exchange, ticket, cleanup)
                     if stream is not None:
                         # The request counts until its answer has ended; its bytes are gone.
@@ -188,7 +207,7 @@ class Call:
             raise BadRequest(f"POST {event.head.path} needs a JSON body")
         result = await self._within_deadline(
             # Only the pipeline holds the body from here on.
-            self._run(
+            self._shared.run(
                 InboundRequest(
                     head=event.head,
                     api=api,
@@ -204,23 +223,63 @@ class Call:
             ),
         )
         match result:
+            case DecodeRewrite() if result.alongside is not None:
+                beside = asyncio.create_task(result.alongside())
+                await self._rewrite_beside(exchange, result, beside, ticket)
             case DecodeRewrite():
-                await self._rewrite(exchange, result)
+                await self._rewrite(exchange, result, last=True)
             case ServedAnswer():
                 await self._serve_whole(result)
             case ServedStream():
                 return result
         return None
 
-    async def _rewrite(self, exchange: CoordinatedExchange, rewrite: DecodeRewrite) -> None:
+    async def _rewrite(self, exchange: CoordinatedExchange, rewrite: DecodeRewrite, *, last: bool) -> None:
         self._record.outcome = "ok"
         self._record.stage = "decode"
         change = HeaderChange(
             rewrite.set_headers, rewrite.remove_headers, self._rules.admission.clear_route_cache
         )
         for reply in exchange.rewrite(change, rewrite.body):
-            await self._send(reply, last=exchange.finished)
+            await self._send(reply, last=last and exchange.finished)
+        self._answered = self._answered or last
+
+    async def _rewrite_beside(
+        self,
+        exchange: CoordinatedExchange,
+        rewrite: DecodeRewrite,
+        beside: asyncio.Task[None],
+        ticket: Ticket,
+    ) -> None:
+        """Send the rewrite, and fail the request if the call beside it fails before decode answers."""
+        try:
+            await self._rewrite(exchange, rewrite, last=False)
+            answer = await decode_answer(self._channel, beside, lambda event: self._feed(exchange, event))
+        except BaseException as error:
+            await stop(beside, self._record.request_id)
+            left = isinstance(error, ClientLeft | asyncio.CancelledError) and not self._shutting_down
+            if left and not self._companions.have_seen_decode:
+                self._warn_of_skipped_headers()
+            raise
         self._answered = True
+        if answer is None:
+            self._awaits_decode = True
+            return
+        self._companions.have_seen_decode = True
+        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            # Before the reply: Envoy ends the call as soon as it has it.
+            self._companions.adopt(beside, ticket, self._record.request_id)
+        else:
+            # Nobody fetches from this prefill any more.
+            await stop(beside, self._record.request_id)
+        await self._feed(exchange, answer)
+
+    def _warn_of_skipped_headers(self) -> None:
+        logger.warning(
+            "prefill cancelled: the call ended before decode answered, as in every call so far; set the "
+            "filter's processing_mode.response_header_mode to SEND",
+            extra={"request_id": self._record.request_id},
+        )
 
     async def _serve_whole(self, served: ServedAnswer) -> None:
         self._record.outcome = "served"
@@ -272,12 +331,24 @@ class Call:
             raise self._deadline_exceeded() from None
 
     async def _see_off(self, exchange: CoordinatedExchange) -> None:
-        """Answer what Envoy may still send about an answered request: the trailers of a buffered one."""
-        while not exchange.finished:
+        """Answer what Envoy may still send about an answered request.
+
+        The trailers of a buffered one; decode's headers where a call ran beside decode, to tell the time that
+        call took.
+        """
+        while self._awaits_decode or not exchange.finished:
             event = await self._channel.read()
-            if isinstance(event, CallEnded):
-                return
-            await self._feed(exchange, event)
+            match event:
+                case CallEnded():
+                    return
+                case ResponseEvent(part="response_headers") if self._awaits_decode:
+                    self._awaits_decode = False
+                    self._companions.have_seen_decode = True
+                    took = {"prefill_ms": self._record.strings()["prefill_ms"]}
+                    metadata = replies.metadata_struct(self._rules.metadata_namespace, took)
+                    await self._write(replies.build(ResponseReply(event.part), metadata), last=True)
+                case _:
+                    await self._feed(exchange, event)
 
     async def _feed(self, exchange: CoordinatedExchange, event: Event) -> None:
         for reply in exchange.receive(event):
@@ -354,7 +425,7 @@ class Call:
         what = "request answered" if self._answered else "client left during the answer"
         logger.info(what, extra=fields)
         try:
-            self._on_answer(self._record)
+            self._shared.on_answer(self._record)
         except Exception:
             logger.exception("on_answer failed", extra={"request_id": self._record.request_id})
 

@@ -7,6 +7,8 @@ from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sidecar.http import HeaderPairs, RequestHead
     from sidecar.jsontext import Segment, Segments
 
@@ -57,9 +59,15 @@ ResponsePart = Literal["response_headers", "response_body", "response_trailers"]
 
 @dataclass(frozen=True, slots=True)
 class ResponseEvent:
-    """A part of the upstream's response, sent by a filter that does not skip the response phases."""
+    """A part of the upstream's response, sent by a filter that does not skip the response phases.
+
+    Attributes:
+        part: which one.
+        status: HTTP status, in `response_headers`; 0 in other parts.
+    """
 
     part: ResponsePart
+    status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,39 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The head of an answer that an observing filter copies.
+
+    Attributes:
+        status: HTTP status; 0 when it is none.
+        headers: all fields but the pseudo-headers.
+        end_of_stream: the answer has no body.
+        metadata: the strings of the request's metadata, by namespace and key.
+    """
+
+    status: int
+    headers: HeaderPairs
+    end_of_stream: bool
+    metadata: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """A piece of that answer's body; its trailers are an empty one with the end."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
-    """A message of a filter in observability mode: nothing may be answered."""
+    """A message of a filter in observability mode: nothing may be answered.
+
+    Attributes:
+        part: the part of an answer it copies, None for one of a request.
+    """
+
+    part: AnswerHead | AnswerPiece | None = None
 
 
 Event = RequestHeaders | RequestBody | RequestTrailers | ResponseEvent | CallEnded | Observed

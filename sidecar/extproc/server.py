@@ -134,11 +134,16 @@ class Server:
         """
         await self.ready(serving=False)
         await asyncio.sleep(self._notice)
-        stopping = asyncio.create_task(self.stop(self._drain_timeout + _LAST_WORDS))
+        stopping = asyncio.create_task(self._stop_when_done())
+        self._processor.end_observation()
         await asyncio.wait({stopping}, timeout=self._drain_timeout)
         # A call that is cut off would be answered by Envoy, without a body and without a record.
         self._processor.shut_down_calls()
         await stopping
+
+    async def _stop_when_done(self) -> None:
+        await self.stop(self._drain_timeout + _LAST_WORDS)
+        await self._processor.ended()
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop listening; calls still running after `grace` seconds are cancelled."""

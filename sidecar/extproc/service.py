@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from sidecar.extproc.call import Call
+from sidecar.extproc.call import Call, Shared
+from sidecar.extproc.companions import Companions
+from sidecar.extproc.observation import Observation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from sidecar.extproc.rules import ServiceRules
     from sidecar.limits import InFlightBudget
     from sidecar.observability.record import AccessRecord
+    from sidecar.pipeline.parity import PromptTokenParity
     from sidecar.pipeline.request import InboundRequest, PipelineResult
 
 SERVICE_NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -29,6 +32,7 @@ class ExternalProcessor:
             deadline passes. The stream of an answer it returns is closed by its own `cleanup`.
         budget: what the process may hold at a time.
         on_answer: called once per answered request with its finished record.
+        parity: compares the prompt tokens of the answers that an observing filter copies; None for not.
     """
 
     def __init__(
@@ -37,11 +41,11 @@ class ExternalProcessor:
         run: Callable[[InboundRequest], Awaitable[PipelineResult]],
         budget: InFlightBudget,
         on_answer: Callable[[AccessRecord], None],
+        parity: PromptTokenParity | None = None,
     ) -> None:
-        self._rules = rules
-        self._run = run
-        self._budget = budget
-        self._on_answer = on_answer
+        self._companions = Companions()
+        self._observation = Observation(parity, rules.metadata_namespace)
+        self._shared = Shared(rules, run, budget, on_answer, self._companions, self._observation)
         self._calls: set[Call] = set()
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
@@ -54,14 +58,24 @@ class ExternalProcessor:
 
     async def process(self, _requests: object, context: Context) -> None:
         """Serve one call, which is one HTTP request."""
-        call = Call(self._rules, self._run, self._budget, self._on_answer, context)
+        call = Call(self._shared, context)
         self._calls.add(call)
         try:
             await call.serve()
         finally:
             self._calls.discard(call)
 
+    async def ended(self) -> None:
+        """Wait for what has outlived its call."""
+        await self._companions.ended()
+
+    def end_observation(self) -> None:
+        """End the calls nobody waits for, which last as long as the answers they copy."""
+        self._observation.end()
+
     def shut_down_calls(self) -> None:
-        """Answer all running calls with 503: the process is about to stop."""
+        """Answer all running calls with 503 and end what has outlived its call: the process will stop."""
+        self.end_observation()
         for call in tuple(self._calls):
             call.shut_down()
+        self._companions.cancel()

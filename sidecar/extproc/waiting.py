@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sidecar.errors import InternalError
 from sidecar.extproc.exchange import ClientLeft
 from sidecar.extproc.frames import release_frames
-from sidecar.extproc.protocol import CallEnded
+from sidecar.extproc.protocol import CallEnded, ResponseEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from sidecar.extproc.channel import Channel
+    from sidecar.extproc.protocol import Event
 
 T = TypeVar("T")
 
@@ -57,14 +58,52 @@ async def while_client_waits(
                 raise DeadlinePassed
             if isinstance(await channel.read(), CallEnded):
                 raise ClientLeft
-        if task.cancelled():
-            raise InternalError("internal error of the sidecar: the pipeline was cancelled from inside")
-        return task.result()
+        return _result(task)
     finally:
-        await _stop(task, request_id)
+        await stop(task, request_id)
 
 
-async def _stop(task: asyncio.Future[Any], request_id: str) -> None:
+async def decode_answer(
+    channel: Channel, beside: asyncio.Future[None], feed: Callable[[Event], Coroutine[Any, Any, None]]
+) -> ResponseEvent | None:
+    """Wait for the work beside decode, or for decode's answer, whichever comes first.
+
+    Args:
+        channel: the call.
+        beside: the work; goes on when decode's answer is first.
+        feed: answers what else Envoy sends meanwhile.
+
+    Returns:
+        Decode's answer, not answered yet; None when the work has ended well.
+
+    Raises:
+        ClientLeft: the call ended first.
+        SidecarError: the work failed.
+    """
+    while not beside.done():
+        ahead = channel.read_ahead()
+        either: set[asyncio.Future[Any]] = {beside, ahead}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if beside.done():
+            break
+        match await channel.read():
+            case CallEnded():
+                raise ClientLeft
+            case ResponseEvent(part="response_headers") as answer:
+                return answer
+            case event:
+                await feed(event)
+    _result(beside)
+    return None
+
+
+def _result(task: asyncio.Future[T]) -> T:
+    if task.cancelled():
+        raise InternalError("internal error of the sidecar: the pipeline was cancelled from inside")
+    return task.result()
+
+
+async def stop(task: asyncio.Future[Any], request_id: str) -> None:
     """Cancel the task if it still runs, and wait until all its calls are closed."""
     interrupted = not task.done()
     if interrupted:

@@ -6,7 +6,7 @@ clients grow the process without bound.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -21,6 +21,7 @@ _APIS = frozenset({"chat", "completions", "responses", "messages", "generate"})
 _OUTCOMES = frozenset(get_args(Outcome))
 _STAGES = frozenset(get_args(Stage))
 _PREFILL_FORMS = frozenset({"kwargs_data", "mm_metadata", "content_parts", "openai", "tokens"})
+_PARITY_PHASES = ("prefill", "decode")
 _OTHER = "other"
 
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -63,6 +64,14 @@ class Metrics:
             ("form",),
             registry=self.registry,
         )
+        self._mismatches = Counter(
+            "epd_sidecar_prompt_token_mismatches",
+            "Answers of engines that counted other prompt tokens than were rendered.",
+            ("phase",),
+            registry=self.registry,
+        )
+        for phase in _PARITY_PHASES:
+            self._mismatches.labels(phase)
         Gauge(
             "epd_sidecar_in_flight_requests", "Coordinated requests being worked on.", registry=self.registry
         ).set_function(lambda: budget.requests)
@@ -92,6 +101,10 @@ class Metrics:
             self._overhead.observe(record.overhead_ms / 1000)
         if record.prefill_form:
             self._prefill_forms.labels(_bounded(record.prefill_form, _PREFILL_FORMS)).inc()
+
+    def prompt_tokens_differ(self, phase: Literal["prefill", "decode"]) -> None:
+        """Count one answer whose prompt tokens are not the rendered ones."""
+        self._mismatches.labels(phase).inc()
 
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of a scrape (Prometheus text format 0.0.4)."""

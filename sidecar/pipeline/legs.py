@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sidecar.http import HeaderPairs, RequestHead
 
 PHASE_HEADER = "epp-profile"
+REQUEST_ID = "x-request-id"
 _TRACE_STATE = "tracestate"
 
 _NOT_FORWARDED = HOP_BY_HOP | frozenset(
@@ -25,7 +26,7 @@ _NOT_FORWARDED = HOP_BY_HOP | frozenset(
         "host",
         "http2-settings",
         "proxy-authorization",
-        "x-request-id",
+        REQUEST_ID,
         "traceparent",
         HOP_GUARD,
     }
@@ -60,7 +61,7 @@ class LegHeaders:
         self._forwarded = tuple(forwarded)
         self._carried: dict[str, str] = {}
         self._identity: HeaderPairs = (
-            ("x-request-id", request_id),
+            (REQUEST_ID, request_id),
             ("traceparent", traceparent),
             (HOP_GUARD, "1"),
         )
@@ -85,10 +86,11 @@ class LegHeaders:
         """Headers of the render call: no phase, and never the token, which is for the gateway only."""
         return (*self._from_client, ("content-type", "application/json"), *self._identity)
 
-    def phase(self, phase: str) -> HeaderPairs:
-        """Headers of a call to the gateway that names `phase`."""
+    def phase(self, phase: str, id_suffix: str = "") -> HeaderPairs:
+        """Headers of a call to the gateway that names `phase`; `id_suffix` makes its request id its own."""
         token = ((PHASE_TOKEN, self._phase_token),) if self._phase_token else ()
-        return (*self.render(), (PHASE_HEADER, phase), *token, *self._carried.items())
+        named = ((name, value + id_suffix if name == REQUEST_ID else value) for name, value in self.render())
+        return (*named, (PHASE_HEADER, phase), *token, *self._carried.items())
 
     def decode(self) -> HeaderPairs:
         """What Envoy sets on the request it forwards; the client's other headers stay as they are."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from contextlib import ExitStack
 
     from sidecar.api import Api
@@ -54,11 +54,14 @@ class DecodeRewrite:
         set_headers: headers to overwrite or add.
         remove_headers: lower-case names to remove.
         body: the new body, as slices to be sent one after the other.
+        alongside: a call that has to be in flight while decode is; raises SidecarError when it fails. None
+            where decode needs no such company.
     """
 
     set_headers: HeaderPairs
     remove_headers: tuple[str, ...]
     body: Segments
+    alongside: Callable[[], Coroutine[Any, Any, None]] | None = None
 
 
 class AnswerStream(Protocol):

@@ -112,7 +112,7 @@ class Pipeline:
             if state.served is not None:
                 return state.served
         if state.rewrite is None:
-            raise RuntimeError("the pipeline ended without a decode step")
+            raise RuntimeError("the pipeline ended without a decode request")
         return state.rewrite
 
 
@@ -173,5 +173,5 @@ def _note_duration(record: AccessRecord, step: StepName, milliseconds: float) ->
             record.render_ms = milliseconds
         case "encode":
             record.encode_ms = milliseconds
-        case "prefill":
+        case "prefill" | "prefill_decode":
             record.prefill_ms = milliseconds

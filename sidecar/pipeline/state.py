@@ -45,7 +45,7 @@ class RequestState:
         descriptors: all descriptors the encoders answered, in entry order, without duplicates.
         kv_answer: `kv_transfer_params` of the prefill answer, None when it had none.
         served: set by conditional-decode when a worker answered: no further step runs.
-        rewrite: set by decode, which ends the pipeline.
+        rewrite: set by decode or prefill-decode, which end the pipeline.
     """
 
     inbound: InboundRequest

@@ -218,6 +218,35 @@ def ext_proc(bootstrap: dict[str, Any], listener: str = "external") -> dict[str,
     return config
 
 
+def add_parity_filter(bootstrap: dict[str, Any], listener: str = "external") -> dict[str, Any]:
+    """Put the filter of docs/prompt-token-parity.md, which copies decode's answers, behind the sidecar's.
+
+    Returns:
+        Its configuration.
+    """
+    filters = manager(bootstrap, listener)["http_filters"]
+    place = filters.index(named(filters, "envoy.filters.http.ext_proc")) + 1
+    config: dict[str, Any] = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        "stat_prefix": "prompt_token_parity",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "epd_sidecar"}},
+        "observability_mode": True,
+        "failure_mode_allow": True,
+        "processing_mode": {
+            "request_header_mode": "SKIP",
+            "request_body_mode": "NONE",
+            "request_trailer_mode": "SKIP",
+            "response_header_mode": "SEND",
+            "response_body_mode": "STREAMED",
+            "response_trailer_mode": "SEND",
+        },
+        "metadata_options": {"forwarding_namespaces": {"untyped": ["epd.sidecar"]}},
+    }
+    name = "envoy.filters.http.ext_proc/prompt-token-parity"
+    filters.insert(place, {"name": name, "typed_config": config})
+    return config
+
+
 def add_picker(bootstrap: dict[str, Any], listener: str, port: int) -> None:
     """Put the endpoint-picker stand-in last before the router of a listener."""
     filters = manager(bootstrap, listener)["http_filters"]

@@ -64,6 +64,13 @@ def test_booleans(text: str, value: bool) -> None:
     assert load(SIDECAR__ERRORS__EXPOSE_UPSTREAM=text).errors.expose_upstream is value
 
 
+@pytest.mark.parametrize("text", ["off", "warn"])
+def test_a_choice_that_looks_like_a_boolean(text: str) -> None:
+    """A choice is text: `off` stays the word."""
+    settings = load(SIDECAR__OBSERVABILITY__PROMPT_TOKEN_PARITY=text)
+    assert settings.observability.prompt_token_parity == text
+
+
 def test_variable_beats_file(tmp_path: Path) -> None:
     """The file sets a value, the variable another one: the variable counts."""
     file = tmp_path / "sidecar.yaml"

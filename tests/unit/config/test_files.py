@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sidecar.config import ConfigError, describe, load_settings
 
@@ -26,6 +27,27 @@ def problems(file: Path, content: bytes) -> tuple[str, ...]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "sidecar.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("off", "off"), ('"off"', "off"), ("Off", "off"), ("false", "off"), ("warn", "warn"), ("", "off")],
+)
+def test_off_needs_no_quotes(file: Path, text: str, expected: str) -> None:
+    """YAML 1.1 makes a boolean of an unquoted `off`: it is read as the word, and printed as one."""
+    file.write_text(f"observability: {{prompt_token_parity: {text}}}\n", encoding="utf-8")
+    settings, _ = load_settings(file, ADDRESSES)
+    assert settings.observability.prompt_token_parity == expected
+    printed = yaml.safe_load(describe(settings))
+    assert printed["observability"]["prompt_token_parity"] == expected
+
+
+@pytest.mark.parametrize("text", ["on", "true", "warning", "1", "[warn]"])
+def test_other_words_for_prompt_token_parity(file: Path, text: str) -> None:
+    """Only the two words, and what YAML makes of one of them."""
+    (problem,) = problems(file, f"observability: {{prompt_token_parity: {text}}}\n".encode())
+    assert problem.startswith("observability.prompt_token_parity: ")
+    assert problem.endswith("is not allowed; use off or warn")
 
 
 def test_coordinator_file_loads_as_it_is() -> None:

@@ -135,6 +135,7 @@ def test_defaults(file: Path) -> None:
     }
     assert settings.errors.expose_upstream is False
     assert settings.observability.metadata_namespace == "epd.sidecar"
+    assert settings.observability.prompt_token_parity == "off"
     pipeline = settings.pipeline.model_dump()
     steps = {step["type"]: step["params"] for step in pipeline.pop("steps")}
     assert pipeline == {
@@ -373,12 +374,37 @@ WRONG: list[tuple[Path_, object, str]] = [
     (
         ("pipeline", "kv_connector"),
         "kv-sglang",
-        '"kv-sglang" is not supported by this version; use kv-nixl or kv-sh',
+        "with kv-sglang prefill answers only while decode runs; list the steps, with {type: prefill-decode}",
+    ),
+    (
+        ("pipeline", "steps", 3, "params", "kv_connector"),
+        "kv-sglang",
+        "pipeline.steps[3]: with kv-sglang prefill answers only while decode runs",
+    ),
+    (
+        ("pipeline", "steps", 4),
+        {"type": "prefill-decode"},
+        'pipeline.steps[4]: "prefill-decode" works with kv_connector kv-sglang only; set it, or use',
+    ),
+    (
+        ("pipeline", "steps", 4),
+        {"type": "prefill-decode", "params": {"kv_connector": "kv-sglang"}},
+        'pipeline.steps[3]: "prefill" is part of "prefill-decode"; remove one of them',
+    ),
+    (
+        ("pipeline", "steps", 4),
+        {"type": "prefill-decode", "params": {"kv_connector": "kv-sglang", "bootstrap_port": 65536}},
+        "pipeline.steps[4].params.bootstrap_port: 65536 is too large; use at most 65535",
+    ),
+    (
+        ("pipeline", "steps", 4),
+        {"type": "prefill-decode", "params": {"kv_connector": "kv-sglang", "bootstrap_port": 0}},
+        "pipeline.steps[4].params.bootstrap_port: 0 is too small; use at least 1",
     ),
     (
         ("pipeline", "kv_connector"),
         "nixl",
-        'pipeline.kv_connector: "nixl" is not allowed; use kv-nixl or kv-shared',
+        'pipeline.kv_connector: "nixl" is not allowed; use kv-nixl, kv-shared',
     ),
     (
         ("pipeline", "ec_connector"),
@@ -473,6 +499,38 @@ def test_step_order(file: Path) -> None:
     )
 
 
+def test_prefill_decode_takes_the_place_of_prefill_and_decode(file: Path) -> None:
+    """It is the last step, inherits from pipeline and gateway, and brings a port of its own."""
+    raw = changed(("pipeline", "kv_connector"), "kv-sglang")
+    raw["pipeline"]["steps"][3:] = [{"type": "prefill-decode"}]
+    raw["gateway"]["timeout"] = "7s"
+    pipeline = load(file, raw).pipeline
+    assert pipeline.prefill is None
+    assert pipeline.decode is None
+    assert pipeline.prefill_decode is not None
+    assert pipeline.prefill_decode.bootstrap_port == 8998
+    assert pipeline.prefill_decode.timeout == 7.0
+    assert pipeline.prefill_decode.use_openai_format is False
+
+
+def test_a_probe_before_prefill_decode_is_doubtful(file: Path) -> None:
+    """A probe names no prefill worker, which SGLang's decode engines refuse: a warning, for pools mix."""
+    raw = changed(("pipeline", "kv_connector"), "kv-sglang")
+    raw["pipeline"]["steps"][2:] = [{"type": "conditional-decode"}, {"type": "prefill-decode"}]
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    _, warnings = load_settings(file, {})
+    assert any(line.startswith("conditional-decode with prefill-decode: ") for line in warnings)
+
+
+def test_without_listed_steps_kv_sglang_asks_for_them(file: Path) -> None:
+    """The usual steps are sequential: they do not fit this connector, and the message says what to list."""
+    raw = changed(("pipeline",), {"kv_connector": "kv-sglang"})
+    assert any(
+        line.startswith("pipeline.kv_connector: with kv-sglang prefill answers only while")
+        for line in problems(file, raw)
+    )
+
+
 def test_step_level_format_needs_render(file: Path) -> None:
     """A single step in the tokens-in format needs render too."""
     steps = [{"type": "prefill", "params": {"use_openai_format": False}}, {"type": "decode"}]
@@ -495,7 +553,7 @@ INDEPENDENT: list[tuple[Path_, object, str]] = [
     (("gateway", "phase_token"), "short", "gateway.phase_token"),
     (("headers", "strip"), ["a b"], "headers.strip[0]"),
     (("observability", "tracing"), True, "observability.tracing"),
-    (("pipeline", "kv_connector"), "kv-sglang", "pipeline.kv_connector"),
+    (("pipeline", "kv_connector"), "sglang", "pipeline.kv_connector"),
     (
         ("pipeline", "steps", 0, "params", "max_download_size"),
         0,
@@ -539,6 +597,20 @@ def test_warnings_about_timeouts_that_never_pass(file: Path) -> None:
         "pipeline.steps[4].params.timeout",
     ]
     assert "30s never passes, ext_proc.request_deadline (20s) ends the request first" in warnings[0]
+
+
+@pytest.mark.parametrize("render", [True, False])
+def test_prompt_token_parity_needs_rendered_prompts(file: Path, *, render: bool) -> None:
+    """Without a render step there is nothing to compare with: a warning."""
+    steps = [{"type": "render", "params": {"address": "http://r"}}] if render else []
+    raw = changed(("observability", "prompt_token_parity"), "warn")
+    raw["pipeline"] = {"steps": [*steps, {"type": "decode"}]}
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    settings, warnings = load_settings(file, {})
+    assert settings.observability.prompt_token_parity == "warn"
+    assert [line.partition(": ")[0] for line in warnings] == (
+        [] if render else ["observability.prompt_token_parity"]
+    )
 
 
 def test_error_lists_all_problems_as_text() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from sidecar.observability.record import AccessRecord
+    from sidecar.pipeline.parity import PromptTokenParity
     from sidecar.pipeline.request import InboundRequest, PipelineResult
 
     Call = grpc.aio.StreamStreamCall[ProcessingRequest, ProcessingResponse]
@@ -172,13 +173,13 @@ async def serving(
     run: Callable[[InboundRequest], Awaitable[PipelineResult]],
     rules: ServiceRules = RULES,
     budget: InFlightBudget | None = None,
+    parity: PromptTokenParity | None = None,
 ) -> AsyncIterator[Harness]:
     """The service on a free port."""
     budget = budget or InFlightBudget(100, 1 << 30)
     answered: list[AccessRecord] = []
-    server = Server(
-        ExternalProcessor(rules, run, budget, answered.append), "127.0.0.1:0", drain_timeout=5.0, notice=0.0
-    )
+    processor = ExternalProcessor(rules, run, budget, answered.append, parity)
+    server = Server(processor, "127.0.0.1:0", drain_timeout=5.0, notice=0.0)
     address = await server.start()
     await server.ready(serving=True)
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -10,6 +10,8 @@ from sidecar.extproc.messages import read_event
 from sidecar.extproc.pb.envoy.config.core.v3.base_pb2 import HeaderValue
 from sidecar.extproc.pb.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from sidecar.extproc.protocol import (
+    AnswerHead,
+    AnswerPiece,
     BodyMode,
     Observed,
     RequestBody,
@@ -101,6 +103,36 @@ def test_observed_messages(message: ProcessingRequest) -> None:
     """In observability mode no message asks for an answer."""
     message.observability_mode = True
     assert read_event(message.SerializeToString()) == Observed()
+
+
+def test_the_head_of_an_observed_answer() -> None:
+    """Status, fields in order, and the strings of the forwarded metadata; what is no string is empty."""
+    message = ProcessingRequest(observability_mode=True)
+    fields = message.response_headers.headers.headers
+    fields.extend(
+        HeaderValue(key=key, raw_value=value) for key, value in ((":status", b"200"), ("a", b"\xe4"))
+    )
+    record = message.metadata_context.filter_metadata["epd.sidecar"].fields
+    record["outcome"].string_value = "ok"
+    record["count"].number_value = 3
+    head = AnswerHead(
+        200,
+        (("a", "\xe4"),),
+        end_of_stream=False,
+        metadata={"epd.sidecar": {"outcome": "ok", "count": ""}},
+    )
+    assert read_event(message.SerializeToString()) == Observed(head)
+
+
+def test_the_body_of_an_observed_answer() -> None:
+    """Pieces and their end; trailers are an end, too."""
+    message = ProcessingRequest(observability_mode=True)
+    message.response_body.body = b"x"
+    assert read_event(message.SerializeToString()) == Observed(AnswerPiece(b"x", end_of_stream=False))
+    message.response_body.end_of_stream = True
+    assert read_event(message.SerializeToString()) == Observed(AnswerPiece(b"x", end_of_stream=True))
+    message.response_trailers.SetInParent()
+    assert read_event(message.SerializeToString()) == Observed(AnswerPiece(b"", end_of_stream=True))
 
 
 @pytest.mark.parametrize("message", [ProcessingRequest(), headers(mode=BodyMode.NONE)], ids=["kind", "mode"])

@@ -70,6 +70,17 @@ def test_an_answer_a_worker_served_at_once() -> None:
     assert value(series(metrics), "epd_sidecar_requests_total", **labels) == 1
 
 
+def test_prompt_token_mismatches() -> None:
+    """Both phases are there from the start, and each counts its own."""
+    metrics = Metrics(InFlightBudget(1, 1), "1")
+    name = "epd_sidecar_prompt_token_mismatches_total"
+    found = series(metrics)
+    assert (value(found, name, phase="prefill"), value(found, name, phase="decode")) == (0, 0)
+    metrics.prompt_tokens_differ("decode")
+    found = series(metrics)
+    assert (value(found, name, phase="prefill"), value(found, name, phase="decode")) == (0, 1)
+
+
 def test_in_flight_gauges_follow_the_budget() -> None:
     """The gauges show the budget at the time of the scrape."""
     budget = InFlightBudget(10, 1000)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sidecar.api.chat import ChatApi
-from sidecar.config import EncodeParams, PrefillParams, RenderParams
+from sidecar.config import EncodeParams, RenderParams
 from sidecar.connectors.ec import ec_connector
 from sidecar.connectors.kv import kv_connector
 from sidecar.control_headers import ControlHeaders
@@ -17,12 +17,14 @@ from sidecar.http import RequestHead
 from sidecar.limits import InFlightBudget
 from sidecar.observability.record import AccessRecord
 from sidecar.observability.timing import Stopwatch
+from sidecar.pipeline.prefill_request import PrefillRequests
 from sidecar.pipeline.request import DecodeRewrite, InboundRequest
 from sidecar.pipeline.runner import LegRules, Pipeline, TimedStep
 from sidecar.pipeline.steps.conditional_decode import ConditionalDecodeStep
 from sidecar.pipeline.steps.decode import DecodeStep
 from sidecar.pipeline.steps.encode import EncodeStep
 from sidecar.pipeline.steps.prefill import PrefillStep
+from sidecar.pipeline.steps.prefill_decode import PrefillDecodeStep
 from sidecar.pipeline.steps.render import RenderStep
 from sidecar.pipeline.tensor_memory import TensorMemory
 from sidecar.upstream.client import Answer, Call, OpenAnswer, Upstream
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from sidecar.http import HeaderPairs
+    from sidecar.pipeline.parity import PromptTokenParity
     from sidecar.pipeline.request import PipelineResult
     from sidecar.pipeline.runner import Step
 
@@ -179,7 +182,10 @@ class Deployment:
         prefill: answer of prefill.
         openai: format of encode and prefill.
         probe: answer to the conditional decode request.
+        both: answers reservation and prefill of prefill-decode.
+        both_timeout: seconds for its prefill.
         can_stream: whether the filter can stream an answer.
+        parity: compares prefill's prompt tokens, None for not.
     """
 
     render: Any = field(default_factory=rendered)
@@ -205,7 +211,10 @@ class Deployment:
     encode: Callable[[Call], Answer | Awaitable[Answer]] | None = None
     on_prefill: Callable[[Call], Answer | Awaitable[Answer]] | None = None
     probe: Answer = field(default_factory=lambda: answer({"error": "nobody"}, 412))
+    both: Callable[[Call], Answer | Awaitable[Answer]] | None = None
+    both_timeout: float = 60.0
     can_stream: bool = True
+    parity: PromptTokenParity | None = None
 
     def __post_init__(self) -> None:
         self.cleanup = ExitStack()
@@ -232,6 +241,8 @@ class Deployment:
     def _gateway(self, call: Call) -> Answer | Awaitable[Answer]:
         if call.step == "conditional_decode":
             return self.probe
+        if call.step == "prefill_decode" and self.both is not None:
+            return self.both(call)
         if call.step == "prefill":
             if self.on_prefill is not None:
                 return self.on_prefill(call)
@@ -262,14 +273,15 @@ class Deployment:
                 "timeout": self.encode_timeout,
             }
         )
-        prefill = PrefillParams.model_validate(
-            {"sparse_spans": self.sparse_spans, "use_openai_format": self.openai}
-        )
+        requests = PrefillRequests(self.openai, self.sparse_spans == "verbatim", ec)
         steps: dict[str, Step] = {
             "render": RenderStep(render, self.renderer, tokens_in=not self.openai, memory=self.tensor_memory),
             "conditional-decode": ConditionalDecodeStep(self.gateway),
             "encode": EncodeStep(encode, self.gateway),
-            "prefill": PrefillStep(prefill, self.gateway, kv, ec),
+            "prefill": PrefillStep(requests, self.gateway, kv, self.parity),
+            "prefill-decode": PrefillDecodeStep(
+                requests, self.gateway, bootstrap_port=8998, timeout=self.both_timeout
+            ),
             "decode": DecodeStep(kv if "prefill" in self.steps else None),
         }
         control = ControlHeaders({*self.strip, FORWARDED})
