@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CHART_STAMP := $(VENV)/.chart-installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-vllm lint proto bench
+.PHONY: help setup demo run test test-vllm chart lint proto envoy-config bench
 
 help: ## show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## make .venv with the package and its development tools
 
@@ -18,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  { echo "$(PYTHON) is not Python 3.11 or newer with venv; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[simulator]' --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[simulator,envoy-config]' --group dev
 	@touch $@
 
 demo: $(STAMP) ## a multimodal request through a real Envoy, in three forms
@@ -33,6 +34,13 @@ test: $(STAMP) ## unit tests, then tests through a real Envoy
 test-vllm: $(STAMP) ## the sidecar against real vLLM on CPU (installs it once, 3.4 GB)
 	$(BIN)/python -m tests.vllm.run
 
+chart: $(CHART_STAMP) ## the Helm chart: rendered, and held to the Kubernetes API (installs Helm's engine once)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/chart
+
+$(CHART_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --group chart
+	@touch $@
+
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,6 +48,14 @@ lint: $(STAMP) ## ruff and mypy
 
 proto: $(STAMP) ## compile proto/ into sidecar/extproc/pb
 	$(BIN)/python proto/compile.py
+
+ENVOY_CONFIG := $(BIN)/epd-sidecar envoy-config --config deploy/envoy/sidecar.yaml --topology
+
+envoy-config: $(STAMP) ## write the Envoy configurations in deploy/envoy
+	$(ENVOY_CONFIG) internal-listener > deploy/envoy/bootstrap.yaml
+	$(ENVOY_CONFIG) reroute > deploy/envoy/reroute.yaml
+	SIDECAR__GATEWAY__ADDRESS=http://127.0.0.1:10000 SIDECAR__GATEWAY__PHASE_TOKEN=only-its-presence-counts \
+	  $(ENVOY_CONFIG) shared-listener > deploy/envoy/shared-listener.yaml
 
 bench: $(STAMP) ## measure the request body path
 	$(BIN)/python benchmarks/body_path.py

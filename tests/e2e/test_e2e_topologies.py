@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from deploy.envoy.local_stack import HERE, envoy_binary, free_ports, load_bootstrap
+from sidecar import control_headers
 from tests.e2e.e2e_client import CAT, CHAT, DOG, Upload, as_body, chat, new_id, request, request_h2
 from tests.e2e.e2e_stack import RECORD_KEYS, Variant, add_picker, ext_proc, manager, named
 from tests.e2e.e2e_upstream import PICKER_HEADER
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from sidecar.simulator.config import Role
     from tests.e2e.e2e_stack import SimulatedWorkers, Stack
     from tests.e2e.e2e_upstream import EndpointPicker
 
@@ -34,6 +36,27 @@ LISTENERS = {
 """Where the comments of each bootstrap put the endpoint picker."""
 
 DECODE_ROUTE = {"bootstrap.yaml": "reentry", "reroute.yaml": "decode", "shared-listener.yaml": "decode"}
+
+STRANGER = "10.0.0.1:8000"
+CONTROL_HEADERS = {
+    "epp-profile": ("encode", "prefill", "decode", "train", ""),
+    "x-epd-phase-token": ("", "a-token-the-client-guessed-000000", TOKEN[:-1], f"{TOKEN}0"),
+    "prefer": ("if-available", "reserve-endpoint"),
+    "x-gateway-destination-endpoint": (STRANGER,),
+    "x-gateway-destination-endpoint-subset": (STRANGER,),
+    "x-gateway-destination-endpoint-anything": (STRANGER,),
+    "x-prefiller-host-port": (STRANGER,),
+    "x-prefiller-url": (f"http://{STRANGER}",),
+    "x-prefill-host-port": (STRANGER,),
+    "x-prefill-pin": (STRANGER,),
+    "x-encoder-hosts-ports": (STRANGER,),
+    "x-data-parallel-rank": ("3",),
+}
+"""Every control header but the hop guard, with what a client could forge (see docs/control-headers.md)."""
+
+FORGERIES = [(header, value) for header, values in CONTROL_HEADERS.items() for value in values]
+HOP_GUARDS = ("1", "0", "")
+ROLES: tuple[Role, ...] = ("render", "encode", "prefill", "decode")
 
 FORGED = {
     "epp-profile": "prefill",
@@ -188,6 +211,57 @@ def test_a_workers_alias_of_the_coordinated_paths_is_closed(
     body = as_body({**chat("Hello"), "kv_transfer_params": {"remote_host": "6.6.6.6"}})
     assert request(stack.base, "POST", path, body).status == 404
     assert all(workers.exchanges(role) == [] for role in ("render", "encode", "prefill", "decode"))
+
+
+def test_the_table_has_every_control_header() -> None:
+    """A control header that is new to the sidecar has to be forged here as well."""
+    assert CONTROL_HEADERS.keys() >= control_headers._NAMES
+    assert any(header.startswith(control_headers._PREFIX) for header in CONTROL_HEADERS)
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=": ".join)
+def test_a_forged_header_changes_nothing_of_a_coordinated_request(
+    forged: tuple[str, str], name: str, stack: Stack, picker: EndpointPicker, workers: SimulatedWorkers
+) -> None:
+    """The pipeline runs as without it, on the same routes, and neither picker nor workers see it."""
+    header, value = forged
+    answer, line = stack.coordinate(chat("Look", CAT, max_tokens=200), headers={header: value})
+    assert "KV from prefill: hit" in answer.text
+    assert (line["outcome"], line["route"]) == ("ok", DECODE_ROUTE[name])
+    for role in ROLES:
+        (exchange,) = workers.exchanges(role)
+        own = role if header == "epp-profile" and role != "render" else None
+        assert exchange.headers.get(header) == own
+    assert sorted(seen.headers["epp-profile"] for seen in picker.picked) == ["decode", "encode", "prefill"]
+    if header != "epp-profile":
+        assert not any(header in seen.headers for seen in picker.picked)
+
+
+@pytest.mark.parametrize("forged", FORGERIES, ids=": ".join)
+def test_a_forged_header_changes_nothing_of_another_request(
+    forged: tuple[str, str], stack: Stack, picker: EndpointPicker, workers: SimulatedWorkers
+) -> None:
+    """What passes through untouched goes where it always goes, without the header."""
+    header, value = forged
+    request_id = new_id()
+    headers = {header: value, "x-request-id": request_id}
+    assert request(stack.base, "POST", "/tokenize", {"prompt": "x"}, headers).status == 404
+    assert stack.log_line(request_id, passthrough=True)["route"] in {"other", "reentry"}
+    (decode,) = workers.exchanges("decode")
+    assert (decode.path, decode.request_id) == ("/tokenize", request_id)
+    assert header not in decode.headers
+    assert all(workers.exchanges(role) == [] for role in ROLES[:-1])
+    assert not any(header in seen.headers for seen in picker.picked)
+
+
+@pytest.mark.parametrize("value", HOP_GUARDS)
+def test_the_hop_guard_of_a_client_stops_its_request(
+    value: str, stack: Stack, workers: SimulatedWorkers
+) -> None:
+    """Whatever it says, on whatever path: 508, and no worker is asked."""
+    for path in (CHAT, "/tokenize"):
+        assert stack.post(chat("Look", CAT), path=path, headers={"x-epd-hop": value}).status == 508
+    assert all(workers.exchanges(role) == [] for role in ROLES)
 
 
 def test_a_forged_hop_guard_is_refused(stack: Stack, workers: SimulatedWorkers) -> None:
