@@ -44,11 +44,12 @@ class InFlightBudget:
 
 
 class Ticket:
-    """One request's share of the budget; given back as a whole when the request ends."""
+    """One request's share of the budget; given back as a whole when its last holder ends."""
 
     def __init__(self, budget: InFlightBudget) -> None:
         self._budget = budget
         self._bytes = 0
+        self._holders = 0
 
     def reserve(self, count: int) -> None:
         """Charge `count` more bytes to this request; raises Overloaded when the process is full."""
@@ -61,12 +62,16 @@ class Ticket:
         self._bytes -= count
 
     def __enter__(self) -> Self:
-        self._budget.requests += 1
+        self._holders += 1
+        if self._holders == 1:
+            self._budget.requests += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.requests -= 1
-        self._budget.bytes -= self._bytes
-        self._bytes = 0
+        self._holders -= 1
+        if self._holders == 0:
+            self._budget.requests -= 1
+            self._budget.bytes -= self._bytes
+            self._bytes = 0

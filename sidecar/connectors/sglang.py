@@ -21,11 +21,12 @@ RESERVE = ("prefer", "reserve-endpoint")
 
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]{2,45})\]|(?P<v4>[0-9.]{7,15})):(?P<port>[0-9]{1,5})")
 _HIGHEST_PORT = 65535
-_ROOM_BITS = 63  # SGLang keeps rooms in signed 64-bit integers
+_ROOM_BITS = 62
+"""Room for the rooms after it: SGLang counts one up per further sample, in signed 64-bit integers."""
 
 
 def reserved_host(endpoint: str) -> str:
-    """The address in `ip:port` or `[v6]:port`.
+    """The address in `ip:port` or `[v6]:port`; an IPv6 address in brackets, which every SGLang can read.
 
     Raises:
         ValueError: anything else, a list of endpoints and a name included.
@@ -38,7 +39,7 @@ def reserved_host(endpoint: str) -> str:
         raise ValueError("not ip:port")
     if address.is_unspecified or address.is_multicast:
         raise ValueError("not the address of a worker")
-    return str(address)
+    return f"[{address}]" if match["v6"] else str(address)
 
 
 def bootstrap_fields(host: str, port: int) -> dict[str, Any]:

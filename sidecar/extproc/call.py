@@ -38,8 +38,6 @@ from sidecar.extproc.protocol import (
     Reply,
     RequestBody,
     RequestHeaders,
-    ResponseEvent,
-    ResponseReply,
 )
 from sidecar.extproc.waiting import DeadlinePassed, decode_answer, stop, while_client_waits
 from sidecar.jsontext import windows
@@ -102,7 +100,6 @@ class Call:
         self._task: asyncio.Task[Any] | None = None
         self._shutting_down = False
         self._relaying = False
-        self._awaits_decode = False
         self._answered = False
 
     async def serve(self) -> None:
@@ -252,34 +249,29 @@ class Call:
         ticket: Ticket,
     ) -> None:
         """Send the rewrite, and fail the request if the call beside it fails before decode answers."""
+        stage = self._record.stage
         try:
             await self._rewrite(exchange, rewrite, last=False)
             answer = await decode_answer(self._channel, beside, lambda event: self._feed(exchange, event))
         except BaseException as error:
             await stop(beside, self._record.request_id)
+            self._record.stage = stage
             left = isinstance(error, ClientLeft | asyncio.CancelledError) and not self._shutting_down
-            if left and not self._companions.have_seen_decode:
-                self._warn_of_skipped_headers()
+            if left and exchange.finished:
+                self._companions.call_ended_early(self._record.request_id)
             raise
         self._answered = True
+        self._companions.calls_outlast_rewrites = True
         if answer is None:
-            self._awaits_decode = True
+            # Nothing can fail here any more. With the call open, a dying sidecar would take decode along.
             return
-        self._companions.have_seen_decode = True
-        if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+        if answer.status < HTTPStatus.MULTIPLE_CHOICES:
             # Before the reply: Envoy ends the call as soon as it has it.
             self._companions.adopt(beside, ticket, self._record.request_id)
         else:
             # Nobody fetches from this prefill any more.
             await stop(beside, self._record.request_id)
         await self._feed(exchange, answer)
-
-    def _warn_of_skipped_headers(self) -> None:
-        logger.warning(
-            "prefill cancelled: the call ended before decode answered, as in every call so far; set the "
-            "filter's processing_mode.response_header_mode to SEND",
-            extra={"request_id": self._record.request_id},
-        )
 
     async def _serve_whole(self, served: ServedAnswer) -> None:
         self._record.outcome = "served"
@@ -331,24 +323,12 @@ class Call:
             raise self._deadline_exceeded() from None
 
     async def _see_off(self, exchange: CoordinatedExchange) -> None:
-        """Answer what Envoy may still send about an answered request.
-
-        The trailers of a buffered one; decode's headers where a call ran beside decode, to tell the time that
-        call took.
-        """
-        while self._awaits_decode or not exchange.finished:
+        """Answer what Envoy may still send about an answered request: the trailers of a buffered one."""
+        while not exchange.finished:
             event = await self._channel.read()
-            match event:
-                case CallEnded():
-                    return
-                case ResponseEvent(part="response_headers") if self._awaits_decode:
-                    self._awaits_decode = False
-                    self._companions.have_seen_decode = True
-                    took = {"prefill_ms": self._record.strings()["prefill_ms"]}
-                    metadata = replies.metadata_struct(self._rules.metadata_namespace, took)
-                    await self._write(replies.build(ResponseReply(event.part), metadata), last=True)
-                case _:
-                    await self._feed(exchange, event)
+            if isinstance(event, CallEnded):
+                return
+            await self._feed(exchange, event)
 
     async def _feed(self, exchange: CoordinatedExchange, event: Event) -> None:
         for reply in exchange.receive(event):

@@ -148,6 +148,7 @@ class CoordinatedExchange:
         self._trailers: RequestTrailers | None = None
         self._ended_by_body = False
         self._trailers_may_follow = False
+        self._rewritten = False
         self.complete = False
         self.finished = False
         self.request_bytes = 0
@@ -157,7 +158,7 @@ class CoordinatedExchange:
 
         Raises:
             BodyTooLarge: the body exceeds `max_body`.
-            ClientLeft: the call ended before the request was complete.
+            ClientLeft: the call ended before the request was complete, or Envoy has answered it itself.
         """
         match event:
             case RequestHeaders():
@@ -170,6 +171,8 @@ class CoordinatedExchange:
                 self._trailers_may_follow = False
                 self.finished = True
                 yield TrailersReply(self._control_headers.among(event.names))
+            case ResponseEvent() if not self._rewritten:
+                raise ClientLeft
             case ResponseEvent():
                 yield ResponseReply(event.part)
             case _ if self.complete:
@@ -208,6 +211,7 @@ class CoordinatedExchange:
         The client's control headers go, unless `change` sets them. Framing headers are left to Envoy, except
         that content-length follows the body in BUFFERED mode.
         """
+        self._rewritten = True
         change = self._forwarded(change)
         if self._mode is BodyMode.BUFFERED:
             yield self._replace(change, body)

@@ -29,6 +29,7 @@ NOTICE = 5.0
 _LAST_WORDS = 1.0
 """Seconds for the answers to requests that have not ended when the drain time is over."""
 _LIVENESS = ""
+_ANY_NUMBER = 2**31 - 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _OPTIONS: Sequence[tuple[str, int]] = (
@@ -38,6 +39,9 @@ _OPTIONS: Sequence[tuple[str, int]] = (
     # be answered 413, and one that passes through may have any size.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # Admission is the sidecar's own (`limits`): gRPC would cut a burst of calls off without an answer.
+    ("grpc.server.max_pending_requests", _ANY_NUMBER),
+    ("grpc.server.max_pending_requests_hard_limit", _ANY_NUMBER),
     # Envoy pings idle connections as often as its operator likes.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 0),

@@ -38,7 +38,7 @@ async def while_client_waits(
         deadline: point in loop time, None for none.
 
     Raises:
-        ClientLeft: the call ended first.
+        ClientLeft: the call ended first, or Envoy answered the client itself.
         DeadlinePassed: the deadline came first.
         InternalError: the work was cancelled from inside.
     """
@@ -56,7 +56,8 @@ async def while_client_waits(
                 break
             if not ahead.done():
                 raise DeadlinePassed
-            if isinstance(await channel.read(), CallEnded):
+            # A response here is Envoy's own: it has answered the client, a timeout of its own for example.
+            if isinstance(await channel.read(), CallEnded | ResponseEvent):
                 raise ClientLeft
         return _result(task)
     finally:
@@ -66,7 +67,7 @@ async def while_client_waits(
 async def decode_answer(
     channel: Channel, beside: asyncio.Future[None], feed: Callable[[Event], Coroutine[Any, Any, None]]
 ) -> ResponseEvent | None:
-    """Wait for the work beside decode, or for decode's answer, whichever comes first.
+    """Wait for the work beside decode, or for decode's answer, whichever comes first; the answer in a tie.
 
     Args:
         channel: the call.
@@ -80,11 +81,11 @@ async def decode_answer(
         ClientLeft: the call ended first.
         SidecarError: the work failed.
     """
-    while not beside.done():
+    while True:
         ahead = channel.read_ahead()
         either: set[asyncio.Future[Any]] = {beside, ahead}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if beside.done():
+        if not ahead.done():
             break
         match await channel.read():
             case CallEnded():
@@ -108,6 +109,8 @@ async def stop(task: asyncio.Future[Any], request_id: str) -> None:
     interrupted = not task.done()
     if interrupted:
         task.cancel()
+        # This wait may be cancelled, too: then nobody else asks how the task ended.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait({task})
     if task.cancelled():
         try:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from sidecar.errors import StepName
     from sidecar.http import HeaderPairs
     from sidecar.jsontext import RawObject, Segments
-    from sidecar.pipeline.state import RequestState
+    from sidecar.pipeline.request import InboundRequest
     from sidecar.upstream.client import Answer, Upstream
 
 
 async def post(
-    state: RequestState,
+    inbound: InboundRequest,
     upstream: Upstream,
     *,
     step: StepName,
@@ -27,24 +27,31 @@ async def post(
     body: Segments,
 ) -> Answer:
     """Send one sub-request of `step` and read its answer, whatever its status."""
-    call = Call(step, path, headers, body, state.inbound.ticket.reserve)
-    with state.inbound.stopwatch.waiting():
+    call = Call(step, path, headers, body, inbound.ticket.reserve)
+    with inbound.stopwatch.waiting():
         return await upstream.post(call)
 
 
-def refusal(step: StepName, answer: Answer) -> StepRejected | StepFailed:
-    """The error an answer that is not 200 means for the client: the same 4xx, or 502."""
+def refusal(step: StepName, answer: Answer, call: str = "") -> StepRejected | StepFailed:
+    """The error an answer that is not 200 means for the client: the same 4xx, or 502.
+
+    Args:
+        step: whose call it was.
+        answer: what the upstream said.
+        call: which of the step's calls it was, where it makes different ones.
+    """
+    name = f"{step} ({call})" if call else step
     excerpt = answer.excerpt()
     detail = f"HTTP {answer.status}: {excerpt}"
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return StepRejected(
             step,
             answer.status,
-            f"{step} rejected the request: HTTP {answer.status}",
+            f"{name} rejected the request: HTTP {answer.status}",
             detail=detail,
             upstream_body=excerpt,
         )
-    return StepFailed(step, f"{step} failed: HTTP {answer.status}", detail=detail, upstream_body=excerpt)
+    return StepFailed(step, f"{name} failed: HTTP {answer.status}", detail=detail, upstream_body=excerpt)
 
 
 def answer_object(step: StepName, answer: Answer) -> RawObject:

@@ -160,8 +160,9 @@ async def _run(timed: TimedStep, state: RequestState) -> None:
         if not scope.expired():
             raise
         name = timed.step.name
+        listed = name.replace("_", "-")
         raise StepTimeout(
-            name, f"{name} took longer than {timed.timeout:g} s (timeout of the {name} step)"
+            name, f"{name} took longer than {timed.timeout:g} s (timeout of the {listed} step)"
         ) from None
 
 

@@ -57,6 +57,7 @@ class Call:
         headers: all headers but content-length.
         body: JSON text as slices.
         reserve: charges bytes to the request's budget; raises Overloaded.
+        alone: goes over a connection of its own and is never sent again: for a call that must not run twice.
     """
 
     step: StepName
@@ -64,6 +65,7 @@ class Call:
     headers: HeaderPairs
     body: Segments
     reserve: Callable[[int], None]
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +112,15 @@ class OpenAnswer:
         except (aiohttp.ClientError, OSError) as error:
             raise _broken(self._step, error) from error
         return Answer(self.status, dict(self.headers), body)
+
+    async def read_up_to(self, limit: int) -> Answer:
+        """Read the body, charged to nobody, and leave what is beyond `limit` bytes; raises StepFailed."""
+        body = bytearray()
+        async for chunk in self.chunks():
+            body += chunk
+            if len(body) > limit:
+                break
+        return Answer(self.status, dict(self.headers), body[:limit])
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, charged to nobody; raises StepFailed when the connection breaks."""
@@ -193,7 +204,8 @@ class Upstream:
         """Send one sub-request and read the head of its answer, whatever its status.
 
         The other side may close a kept-alive connection just when it is used again. A call that dies so,
-        before the head of an answer, is sent once more, on a connection that no pool has kept.
+        before the head of an answer, is sent once more, on a connection that no pool has kept. A call that
+        goes `alone` has such a connection at once.
 
         Raises:
             StepTimeout: no answer head in time.
@@ -203,7 +215,8 @@ class Upstream:
         attempt = _Attempt()
         try:
             try:
-                return await self._attempt(call, self._pooled, attempt)
+                session = self._unpooled if call.alone else self._pooled
+                return await self._attempt(call, session, attempt)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as error:
                 if not attempt.died_unanswered(error):
                     raise

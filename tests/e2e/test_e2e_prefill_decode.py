@@ -135,7 +135,7 @@ def test_a_prefill_that_hangs_times_out(stack: Stack, workers: SimulatedWorkers)
         ("no-header", "configure the endpoint picker of prefill"),
         ("header:prefill-0.prefill:8000", "names no worker"),
         ("header:10.0.0.1:8000,10.0.0.2:8000", "names no worker"),
-        ("status:503", "prefill_decode failed: HTTP 503"),
+        ("status:503", "prefill_decode (reservation) failed: HTTP 503"),
     ],
 )
 def test_without_a_reserved_worker_nothing_reaches_an_engine(

@@ -125,7 +125,7 @@ class EncodeStep:
 
     async def _call(self, state: RequestState, form: EncodeForm, body: Segments) -> _Encoded:
         answer = await post(
-            state,
+            state.inbound,
             self._gateway,
             step=self.name,
             path=state.inbound.api.path if form == "openai" else GENERATE_PATH,

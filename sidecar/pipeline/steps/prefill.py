@@ -37,7 +37,7 @@ class PrefillStep:
         """Call prefill; raises StepRejected or StepFailed."""
         path, body = self._requests.build(state, self._kv.prefill_params())
         answer = await post(
-            state,
+            state.inbound,
             self._gateway,
             step=self.name,
             path=path,

@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar.connectors.sglang import (
     PREFILL_PIN,
@@ -21,8 +21,9 @@ from sidecar.connectors.sglang import (
 )
 from sidecar.errors import StepFailed, StepTimeout
 from sidecar.jsontext import segments
-from sidecar.pipeline.calls import post, refusal
+from sidecar.pipeline.calls import refusal
 from sidecar.pipeline.request import DecodeRewrite
+from sidecar.upstream.client import Call
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sidecar.jsontext import Segments
     from sidecar.pipeline.parity import PromptTokenParity
     from sidecar.pipeline.prefill_request import PrefillRequests
+    from sidecar.pipeline.request import InboundRequest
     from sidecar.pipeline.state import RequestState
     from sidecar.upstream.client import Answer, Upstream
 
@@ -38,6 +40,8 @@ _STEP: StepName = "prefill_decode"
 # Endpoint pickers keep state per request id: each call of one client request needs its own.
 _RESERVE_SUFFIX = "-reserve"
 _PREFILL_SUFFIX = "-prefill"
+_MOST_READ = 1 << 20
+"""Bytes read of an answer of which little counts."""
 
 
 class PrefillDecodeStep:
@@ -77,59 +81,69 @@ class PrefillDecodeStep:
         """
         path, body = self._requests.build(state, None)
         endpoint, host = await self._reserve(state, path, body)
-        fields = bootstrap_fields(host, self._bootstrap_port)
+        decode = state.body.decode(None if state.prompt is None else state.prompt.text)
+        pairing = bootstrap_fields(host, self._bootstrap_port) | _samples(decode)
         prefill = _PinnedPrefill(
-            state,
+            state.inbound,
             self._gateway,
             path,
             (*state.legs.phase("prefill", _PREFILL_SUFFIX), (PREFILL_PIN, endpoint)),
-            segments(body | fields),
+            segments(body | pairing),
             self._timeout,
             self._parity,
         )
-        decode = state.body.decode(None if state.prompt is None else state.prompt.text) | fields
         state.rewrite = DecodeRewrite(
-            state.legs.decode(), state.legs.removed_from_decode(), segments(decode), alongside=prefill.run
+            state.legs.decode(),
+            state.legs.removed_from_decode(),
+            segments(decode | pairing),
+            alongside=prefill.run,
         )
 
     async def _reserve(self, state: RequestState, path: str, body: JsonTree) -> tuple[str, str]:
         """The reserved endpoint, and the address in it."""
-        answer = await post(
-            state,
-            self._gateway,
-            step=self.name,
-            path=path,
-            headers=(*state.legs.phase("prefill", _RESERVE_SUFFIX), RESERVE),
-            body=segments(body),
-        )
+        headers = (*state.legs.phase("prefill", _RESERVE_SUFFIX), RESERVE)
+        call = Call(_STEP, path, headers, segments(body), state.inbound.ticket.reserve)
+        answer, fields = await _ask(state.inbound, self._gateway, call)
         if answer.status != HTTPStatus.OK:
-            raise refusal(self.name, answer)
+            raise refusal(_STEP, answer, "reservation")
         state.legs.carry(answer.headers)
-        endpoint = answer.headers.get(RESERVED_ENDPOINT, "")
+        named = [value for name, value in fields if name == RESERVED_ENDPOINT]
+        if not named:
+            raise StepFailed(
+                _STEP,
+                f"{_STEP}: the answer to the reservation has no {RESERVED_ENDPOINT} header; configure the "
+                "endpoint picker of prefill for `Prefer: reserve-endpoint`",
+            )
         try:
-            return endpoint, reserved_host(endpoint)
+            return named[0], reserved_host(",".join(named))
         except ValueError as error:
-            raise _no_worker(answer, str(error)) from None
+            raise StepFailed(
+                _STEP,
+                f"{_STEP}: the answer to the reservation names no worker in {RESERVED_ENDPOINT}",
+                detail=f"{error}: {','.join(named)[:64]!a}",
+            ) from None
 
 
-def _no_worker(answer: Answer, reason: str) -> StepFailed:
-    if RESERVED_ENDPOINT not in answer.headers:
-        text = f"the answer to the reservation has no {RESERVED_ENDPOINT} header"
-        return StepFailed(
-            _STEP, f"{_STEP}: {text}; configure the endpoint picker of prefill for `Prefer: reserve-endpoint`"
-        )
-    return StepFailed(
-        _STEP,
-        f"{_STEP}: the answer to the reservation names no worker in {RESERVED_ENDPOINT}",
-        detail=f"{reason}: {answer.headers[RESERVED_ENDPOINT][:64]!a}",
-    )
+def _samples(decode: JsonTree) -> dict[str, Any]:
+    """The number of samples, where set: each has a room of its own, which prefill has to open."""
+    return {"n": decode["n"]} if "n" in decode else {}
+
+
+async def _ask(inbound: InboundRequest, gateway: Upstream, call: Call) -> tuple[Answer, HeaderPairs]:
+    """The answer, cut off where it is long, and all its header fields."""
+    with inbound.stopwatch.waiting():
+        answer = await gateway.open(call)
+        try:
+            return await answer.read_up_to(_MOST_READ), answer.headers
+        finally:
+            answer.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _PinnedPrefill:
     """The prefill call of one request, on its way to the reserved worker."""
 
-    state: RequestState
+    inbound: InboundRequest
     gateway: Upstream
     path: str
     headers: HeaderPairs
@@ -145,13 +159,13 @@ class _PinnedPrefill:
             StepFailed: it failed otherwise.
             StepTimeout: no answer in time.
         """
-        record = self.state.inbound.record
+        record = self.inbound.record
+        # A second one in the same room would meet nobody.
+        call = Call(_STEP, self.path, self.headers, self.body, self.inbound.ticket.reserve, alone=True)
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self.timeout) as scope:
-                answer = await post(
-                    self.state, self.gateway, step=_STEP, path=self.path, headers=self.headers, body=self.body
-                )
+                answer, _ = await _ask(self.inbound, self.gateway, call)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -161,6 +175,6 @@ class _PinnedPrefill:
         finally:
             record.prefill_ms = (record.prefill_ms or 0.0) + (time.perf_counter() - started) * 1000
         if answer.status != HTTPStatus.OK:
-            raise refusal(_STEP, answer)
+            raise refusal(_STEP, answer, "prefill")
         if self.parity is not None:
             self.parity.prefill_answered(record, self.path, answer.body)

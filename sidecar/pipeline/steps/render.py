@@ -160,7 +160,7 @@ class RenderStep:
         if omit:
             body |= {"mm_payload": "none", "return_mm_kwargs": False}
         answer = await post(
-            state,
+            state.inbound,
             self._upstream,
             step=self.name,
             path=f"{state.inbound.api.path}/render",

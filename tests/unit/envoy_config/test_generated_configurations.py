@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -229,8 +230,16 @@ def test_prefill_decode_sees_the_head_of_the_answer(command: Command, tmp_path: 
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     mode = ext_proc(command(config=file).config)["processing_mode"]
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SEND", "NONE")
+    assert _not_for_clients(command(config=file).config).fullmatch("/generate")
     mode = ext_proc(command().config)["processing_mode"]
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SKIP", "NONE")
+    assert not _not_for_clients(command().config).fullmatch("/generate")
+
+
+def _not_for_clients(config: dict[str, Any]) -> re.Pattern[str]:
+    text = json.dumps(config)
+    (pattern,) = re.findall(r'"name": "not-for-clients", "match": {"safe_regex": {"regex": "([^"]*)"', text)
+    return re.compile(pattern)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import pytest
 
 from sidecar.errors import StepFailed
+from sidecar.extproc.companions import Companions
+from sidecar.extproc.messages import read_event
 from sidecar.extproc.pb.envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
-from sidecar.extproc.protocol import BodyMode
+from sidecar.extproc.protocol import BodyMode, ResponseEvent
+from sidecar.extproc.waiting import decode_answer
 from sidecar.pipeline.request import DecodeRewrite
 from tests.unit.extproc.extproc_harness import (
     body,
@@ -27,6 +31,8 @@ from tests.unit.extproc.extproc_harness import (
 )
 
 if TYPE_CHECKING:
+    from sidecar.extproc.channel import Channel
+    from sidecar.extproc.protocol import Event
     from sidecar.pipeline.request import InboundRequest
     from tests.unit.extproc.extproc_harness import Call, Harness
 
@@ -52,7 +58,6 @@ class Prefill:
                 raise
             finally:
                 request.record.prefill_ms = 5.0
-            request.ticket.reserve(100)
 
         return DecodeRewrite((("epp-profile", "decode"),), (), [b"decode body"], alongside=alongside)
 
@@ -70,6 +75,14 @@ async def prefill() -> Prefill:
 
 def response(status: str = "200") -> ProcessingRequest:
     return ProcessingRequest(response_headers=HttpHeaders(headers=header_map((":status", status))))
+
+
+async def _answered(message: ProcessingRequest) -> Event:
+    return read_event(message.SerializeToString())
+
+
+async def _unexpected(event: Event) -> None:
+    raise AssertionError(event)
 
 
 async def handed_over(harness: Harness, mode: BodyMode = BodyMode.FULL_DUPLEX_STREAMED) -> Call:
@@ -104,18 +117,29 @@ async def test_a_failure_before_decode_answers_is_the_answer(prefill: Prefill, m
 
 
 @pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED])
-async def test_a_success_waits_for_decode_only_to_tell_its_time(prefill: Prefill, mode: BodyMode) -> None:
-    """Nothing of the request is held any more; decode's headers bring the duration into the access log."""
+async def test_a_success_ends_the_call(prefill: Prefill, mode: BodyMode) -> None:
+    """Decode goes on without the sidecar: nothing of the request is held, and no call stays open."""
     async with serving(prefill) as harness:
         call = await handed_over(harness, mode)
         prefill.succeed()
+        assert await remaining(call) == []
         await settled(harness)
-        await call.write(response())
-        (last,) = await remaining(call)
-        assert last.HasField("response_headers")
-        assert record(last) == {"prefill_ms": "5.0"}
     (seen,) = harness.answered
     assert (seen.outcome, seen.stage, seen.prefill_ms) == ("ok", "decode", 5.0)
+
+
+async def test_decodes_answer_wins_a_tie(prefill: Prefill) -> None:
+    """When both are there at once, the client gets what decode says."""
+    async with serving(prefill) as harness:
+        call = await handed_over(harness)
+        ahead: asyncio.Task[Event] = asyncio.create_task(_answered(response()))
+        await ahead
+        channel = cast("Channel", SimpleNamespace(read_ahead=lambda: ahead, read=lambda: ahead))
+        prefill.fail()
+        beside = asyncio.ensure_future(prefill.end)
+        assert await decode_answer(channel, beside, _unexpected) == ResponseEvent("response_headers", 200)
+        assert isinstance(prefill.end.exception(), StepFailed)
+        await call.done_writing()
 
 
 async def test_a_failure_after_decode_answered_is_logged(
@@ -150,7 +174,7 @@ async def test_prefill_outlives_a_call_that_envoy_has_ended(prefill: Prefill) ->
     assert not prefill.cancelled.is_set()
 
 
-@pytest.mark.parametrize("status", ["400", "503", "nonsense"])
+@pytest.mark.parametrize("status", ["400", "503"])
 async def test_decodes_refusal_ends_prefill(prefill: Prefill, status: str) -> None:
     """Nobody fetches the cache of a request that decode has refused."""
     async with serving(prefill) as harness:
@@ -180,13 +204,20 @@ async def test_a_client_that_leaves_takes_prefill_with_it(prefill: Prefill, leav
 async def test_a_filter_that_skips_response_headers_is_told_about(
     prefill: Prefill, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While no call has brought decode's answer, the warning names the setting; later it does not."""
+    """While no call has outlasted a rewrite, one warning names the setting."""
     async with serving(prefill) as harness:
-        call = await handed_over(harness)
-        await call.done_writing()
-        await remaining(call)
-        assert "response_header_mode to SEND" in caplog.text
-        caplog.clear()
+        for _ in range(3):
+            call = await handed_over(harness)
+            await call.done_writing()
+            await remaining(call)
+        assert caplog.text.count("response_header_mode to SEND") == 1
+
+
+async def test_a_filter_that_sends_response_headers_is_left_alone(
+    prefill: Prefill, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a call has brought decode's answer, clients that leave are just that."""
+    async with serving(prefill) as harness:
         call = await handed_over(harness)
         await call.write(response())
         await remaining(call)
@@ -195,6 +226,58 @@ async def test_a_filter_that_skips_response_headers_is_told_about(
         await remaining(call)
         assert "response_header_mode" not in caplog.text
         prefill.succeed()
+
+
+async def test_what_an_overtaken_prefill_holds_stays_charged(prefill: Prefill) -> None:
+    """The body it sends counts until it ends, and its request counts once."""
+    async with serving(prefill) as harness:
+        call = await handed_over(harness)
+        await call.write(response())
+        await remaining(call)
+        assert (harness.budget.requests, harness.budget.bytes) == (1, len(PAYLOAD))
+        prefill.succeed()
+        await settled(harness)
+
+
+async def test_envoys_own_answer_ends_the_request() -> None:
+    """A response while the pipeline still runs is none of decode's: nothing more is asked of anybody."""
+    started = asyncio.Event()
+    cancelled = asyncio.Event()
+
+    async def run(_: InboundRequest) -> DecodeRewrite:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError("waits for ever")
+
+    async with serving(run) as harness:
+        call = harness.call()
+        await call.write(headers(ID))
+        await call.write(body(PAYLOAD, end=True))
+        await started.wait()
+        await call.write(response("504"))
+        assert await remaining(call) == []
+        assert cancelled.is_set()
+
+
+async def test_a_drain_in_the_moment_of_adoption_leaves_nothing(prefill: Prefill) -> None:
+    """Cancelled before it has run once more, the prefill gives its ticket back all the same."""
+    async with serving(prefill) as harness:
+        companions = Companions()
+        ticket = harness.budget.admit()
+
+        async def work() -> None:
+            await prefill.end
+
+        with ticket:
+            ticket.reserve(7)
+            task = asyncio.create_task(work())
+            companions.adopt(task, ticket, "id-1")
+        companions.cancel()
+        await companions.ended()
+        assert (harness.budget.requests, harness.budget.bytes) == (0, 0)
 
 
 async def test_a_drain_waits_for_prefill(prefill: Prefill) -> None:

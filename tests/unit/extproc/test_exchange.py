@@ -156,11 +156,17 @@ def test_passthrough_buffered_body_may_be_the_end() -> None:
 
 @pytest.mark.parametrize("part", ["response_headers", "response_body", "response_trailers"])
 def test_an_early_response_is_left_alone(part: str) -> None:
-    """A filter that sends response phases gets them answered, while the request still runs."""
+    """A filter that sends response phases gets them answered, while a passing request still runs."""
     event = ResponseEvent(part)  # type: ignore[arg-type]  # parametrised over the literal
     passthrough = PassthroughExchange(DUPLEX, HeaderChange(), CONTROL)
     assert feed(passthrough, [head_event(), event])[1:] == [ResponseReply(event.part)]
-    assert feed(duplex(), [head_event(), event]) == [ResponseReply(event.part)]
+
+
+@pytest.mark.parametrize("end", [[], [RequestBody(b"{}", end_of_stream=True)]])
+def test_a_response_before_the_rewrite_is_envoys_own(end: list[Event]) -> None:
+    """Nothing has been forwarded yet: Envoy has answered the client itself, who waits no longer."""
+    with pytest.raises(ClientLeft):
+        feed(duplex(), [head_event(), *end, ResponseEvent("response_headers")])
 
 
 @given(chunkings, st.booleans(), st.booleans(), chunkings)

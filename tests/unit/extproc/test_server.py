@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sidecar.pipeline.request import DecodeRewrite, InboundRequest
+    from tests.unit.extproc.extproc_harness import Harness
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -166,6 +167,20 @@ async def test_a_second_signal_stops_at_once() -> None:
         assert not serve.done()
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.wait_for(serve, 10)
+
+
+async def test_a_burst_of_calls_is_answered() -> None:
+    """By default gRPC turns calls away, without an answer of ours, while 1000 others have not begun."""
+
+    async def request(harness: Harness) -> int:
+        call = harness.call()
+        await call.write(headers())
+        await call.write(body(b"{}", end=True))
+        return len(await remaining(call))
+
+    async with serving(echo, budget=InFlightBudget(10_000, 1 << 30)) as harness:
+        replies = await asyncio.gather(*(request(harness) for _ in range(1500)))
+    assert set(replies) == {2}
 
 
 async def test_a_busy_port_is_an_error() -> None:

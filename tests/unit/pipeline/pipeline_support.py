@@ -138,6 +138,9 @@ class ScriptedAnswer(OpenAnswer):
         self._call.reserve(len(self._scripted.body))
         return self._scripted
 
+    async def read_up_to(self, limit: int) -> Answer:
+        return Answer(self.status, dict(self.headers), self._scripted.body[:limit])
+
     async def chunks(self) -> AsyncIterator[bytes]:
         yield bytes(self._scripted.body)
 

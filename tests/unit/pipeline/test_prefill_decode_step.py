@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sidecar.errors import StepFailed, StepRejected, StepTimeout
+from sidecar.pipeline.state import RequestState
 from tests.unit.pipeline.pipeline_support import (
     FORWARDED,
     GRIDS,
@@ -83,6 +85,40 @@ async def test_three_legs_one_room() -> None:
     assert ("epp-profile", "decode") in rewrite.set_headers
 
 
+async def test_further_samples_have_rooms_at_prefill_too() -> None:
+    """SGLang opens one room per sample: prefill is asked for as many as decode."""
+    setup = deployment()
+    rewrite = await setup.run(two_images(n=3))
+    await finished(rewrite)
+    reservation, prefill = legs(setup)
+    assert "n" not in sent(reservation)
+    assert (sent(prefill)["n"], sent(prefill)["max_tokens"]) == (3, 1)
+
+
+async def test_prefill_is_sent_once_over_a_connection_of_its_own() -> None:
+    """A second prefill in the same room would meet nobody; the reservation may be repeated."""
+    setup = deployment()
+    await finished(await setup.run(two_images()))
+    assert [call.alone for call in legs(setup)] == [False, True]
+
+
+async def test_two_answers_to_one_reservation_name_no_worker() -> None:
+    """Repeated header fields are as little one worker as a list in one field."""
+    setup = deployment()
+    setup.gateway.open_headers = (("x-prefill-host-port", WORKER), ("x-prefill-host-port", "10.0.0.8:8000"))
+    with pytest.raises(StepFailed, match="names no worker"):
+        await setup.run(two_images())
+
+
+async def test_the_companion_does_not_keep_the_request_alive() -> None:
+    """Nothing of a finished request waits for the garbage collector: bodies are large."""
+    setup = deployment()
+    rewrite = await setup.run(two_images())
+    assert rewrite.alongside is not None
+    prefill: Any = getattr(rewrite.alongside, "__self__")  # noqa: B009 - a bound method, whatever its declared type
+    assert not any(isinstance(item, RequestState) for item in gc.get_referents(prefill))
+
+
 async def test_two_requests_never_share_a_room() -> None:
     """The room belongs to one request."""
     rooms = [(await deployment().decode(two_images()))["bootstrap_room"] for _ in range(2)]
@@ -143,9 +179,13 @@ async def test_response_headers_of_the_reservation_travel_on() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        (answer({"error": "no"}, 404), StepRejected, "prefill_decode rejected the request: HTTP 404"),
-        (answer({"error": "no"}, 503), StepFailed, "prefill_decode failed: HTTP 503"),
-        (answer(b"", 204), StepFailed, "prefill_decode failed: HTTP 204"),
+        (
+            answer({"error": "no"}, 404),
+            StepRejected,
+            r"prefill_decode \(reservation\) rejected the request: HTTP 404",
+        ),
+        (answer({"error": "no"}, 503), StepFailed, r"prefill_decode \(reservation\) failed: HTTP 503"),
+        (answer(b"", 204), StepFailed, r"prefill_decode \(reservation\) failed: HTTP 204"),
         (answer(b""), StepFailed, "configure the endpoint picker of prefill for `Prefer: reserve-endpoint`"),
         (
             answer(b"", headers={"x-prefill-host-port": "10.0.0.1:1,10.0.0.2:1"}),
@@ -177,6 +217,7 @@ async def test_a_failed_prefill_fails_the_call_beside_decode(
     with pytest.raises(error) as caught:
         await finished(rewrite)
     assert caught.value.code == code
+    assert "prefill_decode (prefill)" in caught.value.message
     assert setup.record.prefill_ms is not None
 
 

@@ -6,7 +6,7 @@ import socket
 import struct
 import tracemalloc
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -735,6 +735,36 @@ async def test_an_open_answer_is_read_whole(server: Server, upstream: Upstream) 
     assert (await answer.read()).body == b"refused"
     answer.close()
     assert charges.total == 7
+
+
+@pytest.mark.parametrize(("size", "read"), [(0, 0), (100, 100), (101, 100), (1 << 20, 100)])
+async def test_of_a_long_answer_only_the_beginning_is_read(
+    server: Server, upstream: Upstream, size: int, read: int
+) -> None:
+    """Up to the limit, charged to nobody; what is beyond it is neither read nor held."""
+    server.respond = always(http(b"x" * size))
+    charges = Charges(0)
+    answer = await upstream.open(call(reserve=charges))
+    assert (await answer.read_up_to(100)).body == b"x" * read
+    answer.close()
+    assert charges.total == 0
+
+
+async def test_a_call_that_goes_alone_is_sent_once(server: Server, upstream: Upstream) -> None:
+    """It uses no kept connection, leaves none behind, and is not repeated when its connection breaks."""
+    await upstream.post(call())
+
+    async def break_off(request: Request) -> None:
+        request.writer.close()
+
+    server.respond = break_off
+    with pytest.raises(StepFailed):
+        await upstream.post(replace(call(), alone=True))
+    assert [request.connection for request in server.requests] == [0, 1]
+    server.respond = ok
+    await upstream.post(replace(call(), alone=True))
+    await upstream.post(call())
+    assert [request.connection for request in server.requests] == [0, 1, 2, 0]
 
 
 async def test_open_answers_count_as_in_use(server: Server) -> None:
