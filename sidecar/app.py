@@ -31,7 +31,9 @@ async def serve(settings: Settings) -> None:
     metrics = Metrics(budget, _VERSION)
     async with AsyncExitStack() as stack:
         compares = settings.observability.prompt_token_parity == "warn"  # noqa: S105 - tokens of a prompt
-        parity = PromptTokenParity(metrics.prompt_tokens_differ) if compares else None
+        parity = None
+        if compares:
+            parity = PromptTokenParity(metrics.prompt_tokens_compared, metrics.prompt_tokens_differ)
         pipeline = await build_pipeline(settings, stack, user_agent=f"epd-sidecar/{_VERSION}", parity=parity)
         processor = ExternalProcessor(
             ServiceRules.from_settings(settings), pipeline.run, budget, metrics.observe, parity

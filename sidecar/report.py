@@ -142,7 +142,7 @@ def _note(entry: dict[str, Any]) -> str:
     code = _text(entry.get("code"))
     if not _text(entry.get("outcome")):
         if code.startswith("2"):
-            return "no record in the log: does the filter receive the metadata namespace?"
+            return "no record: is the filter attached, and its metadata namespace received?"
         return f"{_text(entry.get('details'))} {_text(entry.get('flags'))}".strip()[:_NOTE_WIDTH]
     if code.startswith(("4", "5")):
         return f"decode answered {code}"

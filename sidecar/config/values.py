@@ -217,7 +217,7 @@ def split_listen_address(text: str) -> tuple[str, int]:
 
 
 def _listen_address(value: object) -> str:
-    text = _text(value)
+    text = str(value) if _is_number(value) else _text(value)
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         # 107 bytes is what fits into sockaddr_un on Linux.
@@ -231,7 +231,7 @@ def _listen_address(value: object) -> str:
 
 
 def _admin_address(value: object) -> str:
-    text = _text(value)
+    text = str(value) if _is_number(value) else _text(value)
     if text.startswith("unix:"):
         raise ValueError('unix sockets are not supported here; write host:port, or "" to switch it off')
     if text:

@@ -30,6 +30,8 @@ def write(part: Part, deployment: Deployment, origin: str) -> str:
     match part:
         case "bootstrap":
             tree = notes.document(_bootstrap(notes, deployment))
+        case "listeners":
+            tree = notes.document([*all_listeners(notes, deployment)])
         case "filter":
             tree = notes.document(list(client_filters(notes, deployment)))
         case "cluster":

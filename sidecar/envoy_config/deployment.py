@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Topology = Literal["internal-listener", "reroute", "shared-listener"]
 BodyMode = Literal["full-duplex-streamed", "buffered"]
-Part = Literal["bootstrap", "filter", "cluster", "access-log"]
+Part = Literal["bootstrap", "listeners", "filter", "cluster", "access-log"]
 Phase = Literal["encode", "prefill", "decode"]
 
 PHASES: tuple[Phase, ...] = ("encode", "prefill", "decode")

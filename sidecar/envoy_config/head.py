@@ -20,6 +20,8 @@ def text(part: Part, deployment: Deployment, origin: str) -> str:
     match part:
         case "bootstrap":
             about = _bootstrap(deployment)
+        case "listeners":
+            about = _LISTENERS
         case "filter":
             about = _FILTER if deployment.shared else f"{_FILTER}\n{_EARLY_REMOVAL}"
         case "cluster":
@@ -29,11 +31,15 @@ def text(part: Part, deployment: Deployment, origin: str) -> str:
     return f"{about}\n\n{origin}"
 
 
+_LISTENERS = """\
+Envoy 1.40, for `static_resources.listeners`: everything but the clusters, which are the sidecar's
+(`--part cluster`) and those of the phases, named in the routes."""
+
 _FILTER = """\
 Envoy 1.40, for `http_filters` of the listener that clients use: before any endpoint picker and the router. It
 calls the cluster that `--part cluster` prints.
 
-The connection manager around it needs what `--part bootstrap` shows: `stream_idle_timeout` above the deadline
+The connection manager around it needs what `--part listeners` shows: `stream_idle_timeout` above the deadline
 of the sidecar; `normalize_path`, `merge_slashes` and `path_with_escaped_slashes_action: REJECT_REQUEST`, so
 that the sidecar and the workers read the same path."""
 

@@ -41,6 +41,7 @@ _LARGEST_BUFFER = (1 << 32) - 1
 
 _USED: dict[Part, tuple[str, ...]] = {
     "bootstrap": SPECIFIC,
+    "listeners": ("listen", "picker"),
     "filter": (),
     "cluster": ("sidecar", "sidecar_ca", "sidecar_name"),
     "access-log": (),
@@ -178,9 +179,17 @@ class _Reader:
                 "of decode; set it to true",
             )
 
+        pinned = settings.pipeline.prefill_decode is not None and self._picker is None
+        if pinned and len(self._workers["prefill"]) > 1:
+            self._problem(
+                "--prefill",
+                "prefill-decode reserves one of the prefill workers, which an endpoint picker does; use "
+                "--picker, or one endpoint",
+            )
+
     def _internal(self, settings: Settings) -> TcpAddress | None:
         """Where the internal listener listens; checks `gateway.address` for either kind of topology."""
-        if self._options.part != "bootstrap":
+        if self._options.part not in ("bootstrap", "listeners"):
             return None
         text = settings.gateway.address
         url = urlsplit(text)

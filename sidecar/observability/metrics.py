@@ -70,8 +70,15 @@ class Metrics:
             ("phase",),
             registry=self.registry,
         )
+        self._comparisons = Counter(
+            "epd_sidecar_prompt_token_comparisons",
+            "Answers of engines whose prompt tokens were compared with the rendered ones.",
+            ("phase",),
+            registry=self.registry,
+        )
         for phase in _PARITY_PHASES:
             self._mismatches.labels(phase)
+            self._comparisons.labels(phase)
         Gauge(
             "epd_sidecar_in_flight_requests", "Coordinated requests being worked on.", registry=self.registry
         ).set_function(lambda: budget.requests)
@@ -101,6 +108,10 @@ class Metrics:
             self._overhead.observe(record.overhead_ms / 1000)
         if record.prefill_form:
             self._prefill_forms.labels(_bounded(record.prefill_form, _PREFILL_FORMS)).inc()
+
+    def prompt_tokens_compared(self, phase: Literal["prefill", "decode"]) -> None:
+        """Count one answer whose prompt tokens were compared."""
+        self._comparisons.labels(phase).inc()
 
     def prompt_tokens_differ(self, phase: Literal["prefill", "decode"]) -> None:
         """Count one answer whose prompt tokens are not the rendered ones."""

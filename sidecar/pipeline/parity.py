@@ -53,10 +53,12 @@ class PromptTokenParity:
     """Says where an engine counted other prompt tokens than were rendered, and does nothing else.
 
     Args:
+        on_comparison: called once per compared answer with its phase.
         on_mismatch: called once per mismatch with its phase.
     """
 
-    def __init__(self, on_mismatch: Callable[[Phase], None]) -> None:
+    def __init__(self, on_comparison: Callable[[Phase], None], on_mismatch: Callable[[Phase], None]) -> None:
+        self._on_comparison = on_comparison
         self._on_mismatch = on_mismatch
 
     def prefill_answered(self, record: AccessRecord, path: str, body: bytes | bytearray) -> None:
@@ -79,7 +81,10 @@ class PromptTokenParity:
 
     def compare(self, phase: Phase, prompt: RenderedPrompt, reported: int | None) -> None:
         """Warn when `reported` is another count than the rendered one; None is no count."""
-        if reported is None or reported == prompt.tokens:
+        if reported is None:
+            return
+        self._on_comparison(phase)
+        if reported == prompt.tokens:
             return
         logger.warning(
             "an engine counted other prompt tokens than were rendered",

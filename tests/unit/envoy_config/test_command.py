@@ -84,7 +84,7 @@ def test_variables_are_named_but_not_printed(command: Command) -> None:
     """The head names the variables that count; the phase token is nowhere, wherever it comes from."""
     printed = command("--topology", "shared-listener", env=SHARED)
     assert "SIDECAR__GATEWAY__ADDRESS, SIDECAR__GATEWAY__PHASE_TOKEN in the environment" in head(printed.text)
-    for part in ("bootstrap", "filter", "cluster", "access-log"):
+    for part in ("bootstrap", "listeners", "filter", "cluster", "access-log"):
         printed = command("--topology", "shared-listener", "--part", part, env=SHARED)
         assert printed.code == 0
         assert TOKEN not in printed.text + printed.complaint

@@ -230,6 +230,9 @@ def test_prefill_decode_sees_the_head_of_the_answer(command: Command, tmp_path: 
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     mode = ext_proc(command(config=file).config)["processing_mode"]
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SEND", "NONE")
+    both = ("--prefill", "127.0.0.1:1", "--prefill", "127.0.0.1:2")
+    assert any("use --picker" in line for line in command(*both, config=file).problems)
+    assert command(*both).code == 0
     assert _not_for_clients(command(config=file).config).fullmatch("/generate")
     mode = ext_proc(command().config)["processing_mode"]
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SKIP", "NONE")
@@ -263,6 +266,7 @@ def test_prompt_token_parity_adds_an_observer(topology: str, command: Command, t
 def test_parts_fit_into_a_configuration(command: Command, tmp_path: Path) -> None:
     """Filter, cluster and access log, pasted into the rest of a bootstrap, are the bootstrap again."""
     whole = command().config
+    assert command("--part", "listeners").config == whole["static_resources"]["listeners"]
     parts = {part: command("--part", part).config for part in ("filter", "cluster", "access-log")}
     config = command().config
     http = manager(config, "external")

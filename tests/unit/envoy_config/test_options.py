@@ -122,6 +122,7 @@ WRONG_OPTIONS = [
     (["--sidecar-ca", ""], '--sidecar-ca: "" is not a path'),
     (["--sidecar-ca", "/a\nb"], "--sidecar-ca: "),
     (["--sidecar-name", "a b"], '--sidecar-name: "a b" is not a host name'),
+    (["--part", "listeners", "--decode", "a:1"], "--decode: has no place in --part listeners"),
     (["--part", "filter", "--sidecar", "a:1"], "--sidecar: has no place in --part filter"),
     (["--part", "cluster", "--picker", "a:1"], "--picker: has no place in --part cluster"),
     (["--part", "access-log", "--listen", "x"], "--listen: has no place in --part access-log"),

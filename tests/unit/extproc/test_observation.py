@@ -81,7 +81,7 @@ class Mismatches(list[str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parity = PromptTokenParity(self.append)
+        self.parity = PromptTokenParity(lambda _: None, self.append)
 
 
 @pytest.fixture

@@ -77,8 +77,11 @@ def test_prompt_token_mismatches() -> None:
     found = series(metrics)
     assert (value(found, name, phase="prefill"), value(found, name, phase="decode")) == (0, 0)
     metrics.prompt_tokens_differ("decode")
+    metrics.prompt_tokens_compared("prefill")
     found = series(metrics)
     assert (value(found, name, phase="prefill"), value(found, name, phase="decode")) == (0, 1)
+    name = "epd_sidecar_prompt_token_comparisons_total"
+    assert (value(found, name, phase="prefill"), value(found, name, phase="decode")) == (1, 0)
 
 
 def test_in_flight_gauges_follow_the_budget() -> None:

@@ -39,7 +39,8 @@ class Counted:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
         self.phases: list[str] = []
-        self.parity = PromptTokenParity(self.phases.append)
+        self.compared: list[str] = []
+        self.parity = PromptTokenParity(self.compared.append, self.phases.append)
 
     @property
     def lines(self) -> list[logging.LogRecord]:
@@ -61,7 +62,7 @@ async def test_equal_counts_say_nothing(form: str, counted: Counted) -> None:
     deployment = Deployment(**FORMS[form], parity=counted.parity, prefill=prefill_answer(len(TOKEN_IDS)))
     await deployment.run(two_images())
     assert deployment.record.prefill_form == form
-    assert (counted.lines, counted.phases) == ([], [])
+    assert (counted.lines, counted.phases, counted.compared) == ([], [], ["prefill"])
 
 
 @pytest.mark.parametrize("form", FORMS)
