@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sidecar import report
 from sidecar.config import ConfigError, describe, load_settings
+from sidecar.config.environment import PREFIX
 from sidecar.config.values import parse_duration
 from sidecar.envoy_config import options as envoy_options
 from sidecar.observability.logging import configure_logging
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sidecar.config import Settings
 
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=report.run)
 
     options = parser.parse_args(arguments)
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return code
 
 
@@ -125,9 +130,18 @@ def _check_config(options: argparse.Namespace) -> int:
 
 def _health(options: argparse.Namespace) -> int:
     """Exit code 0 when the sidecar is serving, 1 when it is not, 2 when it could not be asked."""
+    # gRPC's own lines about a failed handshake would stand beside the one that says it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Imported here: gRPC takes longer to load than the other commands to run.
     from sidecar import health  # noqa: PLC0415
 
+    if (
+        options.config is None
+        and options.address is None
+        and not any(name.startswith(PREFIX) for name in os.environ)
+    ):
+        sys.stderr.write("epd-sidecar health: give --address, or --config of the sidecar to ask\n")
+        return _USAGE_ERROR
     settings = None
     if options.config is not None or options.address is None:
         settings = _settings(options, warn=False)

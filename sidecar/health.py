@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sidecar.config.values import split_listen_address
+from sidecar.config.values import address_to_connect, split_listen_address
 from sidecar.extproc.service import SERVICE_NAME
 
 if TYPE_CHECKING:
     from sidecar.config import ExtProcSettings
 
 _UNIX = "unix:"
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a server binds, not what is bound here
 _LONGEST_REASON = 300
 
 _OPTIONS = (
@@ -83,7 +82,7 @@ def target(
         if name is not None:
             raise CannotAsk("--name is for TLS; add --ca FILE")
         return Target(address)
-    return Target(address, _read(trusted), name, own_certificate=ca is None)
+    return Target(address, _certificates(trusted), name, own_certificate=ca is None)
 
 
 def _check_address(address: str) -> None:
@@ -100,20 +99,23 @@ def _check_address(address: str) -> None:
 
 
 def _local_address(listen: str) -> str:
-    if listen.startswith(_UNIX):
-        return listen
-    host, port = split_listen_address(listen)
-    if port == 0:
-        raise CannotAsk("ext_proc.listen takes any free port; name the sidecar's with --address")
-    host = _LOOPBACK.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return address_to_connect(listen)
+    except ValueError as error:
+        raise CannotAsk(f"ext_proc.listen: {error}; name the sidecar's with --address") from None
+
+
+def _certificates(path: Path) -> bytes:
+    try:
+        pem = path.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
+    except ssl.SSLError as error:
+        raise CannotAsk(f"{str(path)!r} has no certificates in PEM form: {error.reason}") from error
     except OSError as error:
         raise CannotAsk(f"cannot read {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise CannotAsk(f"{str(path)!r} has no certificates in PEM form") from error
+    return pem
 
 
 def check(target: Target, *, live: bool, timeout: float) -> None:

@@ -216,6 +216,22 @@ def split_listen_address(text: str) -> tuple[str, int]:
     return name, _port(port, lowest=0)
 
 
+def address_to_connect(listen: str) -> str:
+    """Where a program on the same host finds a listener; raises ValueError for one on any free port."""
+    if listen.startswith("unix:"):
+        return listen
+    host, port = split_listen_address(listen)
+    if port == 0:
+        raise ValueError(f"{quoted(listen)} takes any free port")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host}:{port}"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")  # noqa: PLR2004 - IP version
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"  # noqa: PLR2004 - IP version
+
+
 def _listen_address(value: object) -> str:
     text = str(value) if _is_number(value) else _text(value)
     if text.startswith("unix:"):

@@ -41,6 +41,12 @@ class TcpAddress:
         address = ip_of(self.host)
         return address is not None and address.is_unspecified
 
+    @property
+    def is_multicast(self) -> bool:
+        """Whether nobody can be connected to, or listen, there."""
+        address = ip_of(self.host)
+        return address is not None and address.is_multicast
+
     def collides(self, other: TcpAddress) -> bool:
         """Whether the two cannot be listened on at the same time."""
         return self.port == other.port and (self.host == other.host or self.is_wildcard or other.is_wildcard)
@@ -111,4 +117,5 @@ def _tcp(text: str) -> TcpAddress | None:
         host, port = split_listen_address(text)
     except ValueError:
         return None
-    return TcpAddress(host, port) if port else None
+    address = TcpAddress(host, port)
+    return address if port and not address.is_multicast else None

@@ -9,7 +9,7 @@ from sidecar.envoy_config.addresses import TcpAddress
 from sidecar.pipeline.legs import PHASE_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sidecar.envoy_config.addresses import Address
     from sidecar.envoy_config.deployment import Deployment, Part, Phase
@@ -23,7 +23,7 @@ def text(part: Part, deployment: Deployment, origin: str) -> str:
         case "listeners":
             about = _LISTENERS
         case "filter":
-            about = _FILTER if deployment.shared else f"{_FILTER}\n{_EARLY_REMOVAL}"
+            about = "\n".join(_filter(deployment))
         case "cluster":
             about = _CLUSTER
         case "access-log":
@@ -46,11 +46,23 @@ that the sidecar and the workers read the same path."""
 _EARLY_REMOVAL = f"""\
 And `early_header_mutation_extensions` that remove `{PHASE_HEADER}` and `{PHASE_TOKEN}`."""
 
+_BUFFER = """\
+The listener needs its `per_connection_buffer_limit_bytes`: Envoy answers larger bodies, and larger rewritten
+ones, with 413."""
+
 _CLUSTER = """\
 Envoy 1.40, for `static_resources.clusters`: the sidecar, called by the filter that `--part filter` prints."""
 
 _ACCESS_LOG = """\
 Envoy 1.40, for `access_log` of the connection manager with the filter that `--part filter` prints."""
+
+
+def _filter(deployment: Deployment) -> Iterator[str]:
+    yield _FILTER
+    if not deployment.shared:
+        yield _EARLY_REMOVAL
+    if deployment.buffered:
+        yield _BUFFER
 
 
 def _bootstrap(deployment: Deployment) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from sidecar.config import ConfigError, load_settings
-from sidecar.config.values import format_duration, format_megabytes, quoted
+from sidecar.config.values import address_to_connect, format_duration, format_megabytes, quoted
 from sidecar.envoy_config.addresses import (
     Address,
     SocketPath,
@@ -128,13 +128,16 @@ class _Reader:
         render = settings.pipeline.render
         self._check_limits(settings)
         self._check_routing(settings)
+        sidecars = self._sidecars or self._own_listener(settings)
+        if options.part == "bootstrap":
+            self._check_taken(sidecars)
         return Deployment(
             topology=options.topology,
             body_mode=options.body_mode,
             listen=self._listen,
             admin_listen=self._admin,
             internal=self._internal(settings),
-            sidecars=self._sidecars or self._own_listener(settings),
+            sidecars=sidecars,
             sidecar_tls=self._tls(settings),
             workers=self._workers,
             picker=self._picker,
@@ -187,6 +190,21 @@ class _Reader:
                 "--picker, or one endpoint",
             )
 
+    def _own_ports(self) -> tuple[tuple[str, TcpAddress], ...]:
+        return ("--listen", self._listen), ("--admin-listen", self._admin)
+
+    def _check_taken(self, sidecars: tuple[Address, ...]) -> None:
+        """No port of Envoy's is one of a process that it calls on this host."""
+        called = {"--sidecar": sidecars}
+        if self._picker is None:
+            called |= {f"--{phase}": addresses for phase, addresses in self._workers.items()}
+        for flag, own in self._own_ports():
+            for other, addresses in called.items():
+                for address in addresses:
+                    if isinstance(address, TcpAddress) and address.is_loopback and own.collides(address):
+                        text = f"{own} is where Envoy looks for {other} ({address}); use another port"
+                        self._problem(flag, text)
+
     def _internal(self, settings: Settings) -> TcpAddress | None:
         """Where the internal listener listens; checks `gateway.address` for either kind of topology."""
         if self._options.part not in ("bootstrap", "listeners"):
@@ -217,7 +235,7 @@ class _Reader:
                 f"http://127.0.0.1:{gateway.port}, or print the other parts (--part) for a gateway that is "
                 "elsewhere",
             )
-        for flag, address in (("--listen", self._listen), ("--admin-listen", self._admin)):
+        for flag, address in self._own_ports():
             if gateway.collides(address):
                 self._problem(
                     flag,
@@ -229,16 +247,10 @@ class _Reader:
         """`ext_proc.listen` as Envoy on the same host connects to it."""
         if "sidecar" not in self._given:
             return ()
-        listen = settings.ext_proc.listen
-        for wildcard, loopback in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
-            if listen.startswith(wildcard):
-                listen = loopback + listen.removeprefix(wildcard)
         try:
-            return (parse_address(listen),)
-        except ValueError:
-            self._problem(
-                "--sidecar", f"ext_proc.listen ({quoted(listen)}) names no port to connect to; name one here"
-            )
+            return (parse_address(address_to_connect(settings.ext_proc.listen)),)
+        except ValueError as error:
+            self._problem("--sidecar", f"ext_proc.listen: {error}; name the sidecar's address here")
             return ()
 
     def _tls(self, settings: Settings) -> SidecarTls | None:

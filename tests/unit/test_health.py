@@ -242,7 +242,12 @@ async def test_another_servers_certificate(tmp_path: Path) -> None:
         (["--address", "127.0.0.1:1", "--name", "x"], "--name is for TLS; add --ca FILE"),
         (["--address", "127.0.0.1:1", "--ca", "/nonexistent"], "cannot read '/nonexistent': No such file"),
         (["--address", "127.0.0.1:1", "--config", "/nonexistent"], "/nonexistent"),
-        ([], "gateway.address"),
+        (
+            ["--address", "127.0.0.1:1", "--ca", "/etc/hostname"],
+            "'/etc/hostname' has no certificates in PEM form",
+        ),
+        (["--address", "127.0.0.1:1", "--ca", "/dev/null"], "'/dev/null' has no certificates in PEM form"),
+        ([], "give --address, or --config of the sidecar to ask"),
     ],
 )
 async def test_questions_that_cannot_be_asked(
