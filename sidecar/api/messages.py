@@ -42,6 +42,8 @@ _BLOCKS_WITHOUT_MEDIA = frozenset(
         "tool_use",
     }
 )
+_IGNORED_IN_RESULTS = frozenset({"document", "search_result"})
+"""Blocks of a tool result that vLLM takes and does not read."""
 _FORCED_TOOL = frozenset({"any", "tool"})
 _AUTO = Raw(b'"auto"')
 
@@ -166,10 +168,11 @@ class MessagesBody:
             return block
         items = typed_member(_objects_decoder, content, place)
         check_count(items, place)
-        nested = [
-            self._read_block(_block_type(item, f"{place}[{index}]"), item, f"{place}[{index}]")
-            for index, item in enumerate(items)
-        ]
+        nested = []
+        for index, item in enumerate(items):
+            kind = _block_type(item, f"{place}[{index}]")
+            ignored = kind in _IGNORED_IN_RESULTS
+            nested.append(item if ignored else self._read_block(kind, item, f"{place}[{index}]"))
         return {**block, "content": nested}
 
     def _read_block(self, kind: str, block: JsonTree, location: str) -> JsonTree:

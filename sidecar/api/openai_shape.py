@@ -92,7 +92,18 @@ def read_body(body: bytes) -> RawObject:
         raise BadRequest(f"the body must be one JSON object: {error}") from None
     for field in _FORBIDDEN_FIELDS:
         document.pop(field, None)
+    _refuse_beam_search(document)
     return document
+
+
+def _refuse_beam_search(document: RawObject) -> None:
+    """Refuse what ends a decode engine that fetches its KV cache: beams look for blocks nobody computed."""
+    value = document.get("use_beam_search")
+    if value is not None and not is_null(value) and bytes(memoryview(value)[:8]) != b"false":
+        raise BadRequest(
+            "use_beam_search is not supported with disaggregated prefill; leave it out",
+            param="use_beam_search",
+        )
 
 
 def _drop_nested_transfer_fields(document: RawObject) -> None:

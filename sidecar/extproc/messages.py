@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from sidecar.errors import UnsupportedBodyMode
 from sidecar.extproc.pb.envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from sidecar.extproc.protocol import (
@@ -18,7 +20,7 @@ from sidecar.extproc.protocol import (
     RequestTrailers,
     ResponseEvent,
 )
-from sidecar.extproc.wire import body_piece
+from sidecar.extproc.wire import body_piece, is_observed
 from sidecar.http import RequestHead
 
 _STATUS = re.compile("[0-9]{3}")
@@ -38,7 +40,15 @@ def read_event(message: bytes) -> Event:
         UnsupportedBodyMode: the body mode or the kind of message is none this version knows.
     """
     piece = body_piece(message)
-    return _read(ProcessingRequest.FromString(message)) if piece is None else RequestBody(*piece)
+    if piece is not None:
+        return RequestBody(*piece)
+    try:
+        return _read(ProcessingRequest.FromString(message))
+    except DecodeError:
+        if is_observed(message):
+            # What nobody waits for is not answered either: another filter's metadata may not be UTF-8.
+            return Observed(None)
+        raise
 
 
 def _read(message: ProcessingRequest) -> Event:

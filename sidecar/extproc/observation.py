@@ -38,6 +38,8 @@ class Observation:
         self._running: set[asyncio.Task[object]] = set()
         self._ended = False
         self._held = 0
+        self._saw_pieces = False
+        self._warned = False
 
     async def watch(self, channel: Channel, first: Observed) -> None:
         """Read one call whose first message was `first`; returns when the call may end."""
@@ -88,6 +90,7 @@ class Observation:
         while True:
             match await channel.read():
                 case Observed(AnswerPiece(data, end_of_stream)):
+                    self._saw_pieces = True
                     before = reader.held
                     worthwhile = reader.receive(data)
                     self._held += reader.held - before
@@ -96,9 +99,19 @@ class Observation:
                     if end_of_stream:
                         return True
                 case CallEnded():
+                    self._check_body_mode()
                     return True
                 case _:
                     return False
+
+    def _check_body_mode(self) -> None:
+        """Say once that no answer has ever come with its body."""
+        if not self._saw_pieces and not self._warned:
+            self._warned = True
+            logger.warning(
+                "an observing filter sends heads of answers without their bodies; set its processing_mode."
+                "response_body_mode to STREAMED, or no prompt tokens of decode are compared"
+            )
 
 
 async def _swallow(channel: Channel) -> None:

@@ -75,10 +75,14 @@ def immediate(error: SidecarError, body: bytes, request_id: str, metadata: Struc
     Args:
         error: gives status, `details` (its code) and, where it has one, `retry-after` in seconds.
         body: the error as JSON, in the shape of the client's API.
-        request_id: echoed as `x-request-id`.
+        request_id: echoed as `x-request-id` and `request-id`.
         metadata: the access-log record.
     """
-    headers: list[tuple[str, str]] = [("content-type", "application/json"), ("x-request-id", request_id)]
+    headers = [
+        ("content-type", "application/json"),
+        ("x-request-id", request_id),
+        ("request-id", request_id),  # where Anthropic's clients look
+    ]
     if error.retry_after is not None:
         headers.append(("retry-after", str(error.retry_after)))
     return _local_answer(error.status, _options(headers), body, error.code, metadata)

@@ -45,6 +45,9 @@ _BODY = _tag(HttpBody.BODY_FIELD_NUMBER)
 _BODY_END = bytes((HttpBody.END_OF_STREAM_FIELD_NUMBER << 3, 1))
 
 
+_OBSERVED = ProcessingRequest.OBSERVABILITY_MODE_FIELD_NUMBER << 3
+
+
 def body_piece(message: bytes) -> tuple[memoryview, bool] | None:
     """The body and the end of stream of a serialised ProcessingRequest, without copying the body.
 
@@ -64,6 +67,28 @@ def body_piece(message: bytes) -> tuple[memoryview, bool] | None:
     if end + len(_BODY_END) == len(message) and message.endswith(_BODY_END):
         return memoryview(message)[position:end], True
     return None
+
+
+def is_observed(message: bytes) -> bool:
+    """Whether a serialised ProcessingRequest comes from an observing filter, whatever else it holds."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        match tag & 7:
+            case 0:
+                value, position = _read_varint(message, position)
+                if tag == _OBSERVED:
+                    return value == 1
+            case 1:
+                position += 8
+            case 2:
+                size, position = _read_varint(message, position)
+                position += size
+            case 5:
+                position += 4
+            case _:
+                return False
+    return False
 
 
 def streamed_body(data: Segment, *, end_of_stream: bool) -> bytes:

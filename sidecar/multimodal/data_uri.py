@@ -38,6 +38,8 @@ ALLOWED_TYPES: Mapping[str, frozenset[str]] = {
 }
 """Media types a request may carry, per modality."""
 
+_MISSPELLINGS = {"image/jpg": "image/jpeg"}
+
 AUDIO_FORMATS: Mapping[str, str] = {
     "wav": "audio/wav",
     "mp3": "audio/mpeg",
@@ -85,6 +87,11 @@ def is_data_uri(raw: msgspec.Raw) -> bool:
         return read_string(b'"' + scheme[1] + b'"').lower() == _SCHEME
     except MalformedJson:
         return False
+
+
+def with_misspellings(types: frozenset[str]) -> frozenset[str]:
+    """The media types, and what many clients write for them."""
+    return types | {written for written, meant in _MISSPELLINGS.items() if meant in types}
 
 
 def check_data_uri(raw: msgspec.Raw, allowed: frozenset[str]) -> CheckedDataUri:

@@ -277,7 +277,7 @@ def _not_json(raw: bytes) -> ApiError:
         json.loads(raw)
     except json.JSONDecodeError as error:
         return invalid_field(str(error.pos), f"JSON decode error: {error.msg}")
-    except (UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return invalid_body("JSON decode error")
     # The standard library reads what the stricter decoder refuses, such as NaN.
     return invalid_body("JSON decode error")

@@ -14,6 +14,7 @@ from sidecar.multimodal.data_uri import (
     check_base64,
     check_data_uri,
     is_data_uri,
+    with_misspellings,
 )
 from sidecar.pipeline.fanout import gather_all
 
@@ -37,7 +38,8 @@ class MediaStep:
         self._params = params
         self._fetcher = fetcher
         self._types = {
-            modality: params.content_types(modality) or types for modality, types in ALLOWED_TYPES.items()
+            modality: with_misspellings(params.content_types(modality) or types)
+            for modality, types in ALLOWED_TYPES.items()
         }
         # Inline audio names a format instead of a media type.
         self._audio_formats = {name for name, kind in AUDIO_FORMATS.items() if kind in self._types["audio"]}
@@ -108,4 +110,6 @@ class MediaStep:
 def _located(part: MediaPart, error: SidecarError) -> SidecarError:
     """The same error, its message led by the place of the part."""
     error.message = f"{part.location}: {error.message}"
+    if isinstance(error, BadRequest):
+        error.param = part.location
     return error

@@ -240,10 +240,24 @@ def test_an_unknown_block_loses_its_uuid_too() -> None:
 
 
 @pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "document", "source": {"type": "text", "data": "x"}},
+        {"type": "search_result", "content": []},
+    ],
+)
+def test_blocks_that_only_results_may_have(block: Any) -> None:
+    """Engines take documents and search results in tool results, unread; elsewhere they do not."""
+    body = parse(request(result(block), by_url()))
+    assert body.unknown_part_types == []
+    assert sent(body.decode())["messages"][0]["content"] == [result(block), by_url()]
+    assert parse(request(block, by_url())).unknown_part_types == [block["type"]]
+
+
+@pytest.mark.parametrize(
     ("block", "kind"),
     [
-        ({"type": "document", "source": {"type": "text", "data": "x"}}, "document"),
-        ({"type": "search_result", "content": []}, "search_result"),
+        ({"type": "audio", "source": {"type": "base64", "data": "x"}}, "audio"),
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "image from file"),
         ({"type": "image", "source": {"type": "s3", "url": "s3://b"}}, "image from s3"),
     ],

@@ -17,6 +17,24 @@ def _error(error: SidecarError, *, expose_upstream: bool = False) -> dict[str, A
     return members
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("value", "refused"), [("true", True), ("1", True), ("false", False), ("null", False)]
+)
+def test_beam_search_is_refused(path: str, value: str, *, refused: bool) -> None:
+    """A decode engine that fetches the KV cache of one beam does not survive the others."""
+    api = api_for_path(path)
+    assert api is not None
+    prompt = b'"prompt":"hi"' if path == "/v1/completions" else b'"messages":[]'
+    body = b'{"model":"m",%s,"use_beam_search":%s}' % (prompt, value.encode())
+    if not refused:
+        api.parse(body)
+        return
+    with pytest.raises(BadRequest, match="use_beam_search is not supported") as caught:
+        api.parse(body)
+    assert caught.value.param == "use_beam_search"
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "code", "param"),
     [

@@ -105,6 +105,17 @@ def test_observed_messages(message: ProcessingRequest) -> None:
     assert read_event(message.SerializeToString()) == Observed()
 
 
+def test_an_observed_message_that_cannot_be_read() -> None:
+    """Another filter's metadata may be no text: what nobody waits for is passed over, not answered."""
+    message = ProcessingRequest(observability_mode=True)
+    message.metadata_context.filter_metadata["epd.sidecar"].fields["model"].string_value = "model"
+    broken = message.SerializeToString().replace(b"model", b"\xff\xfe\xff\xfe\xff")
+    assert read_event(broken) == Observed(None)
+    message.observability_mode = False
+    with pytest.raises(DecodeError):
+        read_event(message.SerializeToString().replace(b"model", b"\xff\xfe\xff\xfe\xff"))
+
+
 def test_the_head_of_an_observed_answer() -> None:
     """Status, fields in order, and the strings of the forwarded metadata; what is no string is empty."""
     message = ProcessingRequest(observability_mode=True)

@@ -182,6 +182,19 @@ async def test_a_call_that_envoy_ends_is_compared_as_far_as_it_came(mismatches: 
     assert mismatches == ["decode"]
 
 
+async def test_a_filter_without_bodies_is_named_once(
+    mismatches: Mismatches, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads alone compare nothing: as long as no body has ever come, one warning says which setting it is."""
+    async with serving(hang, parity=mismatches.parity) as harness:
+        for _ in range(2):
+            call = harness.call()
+            await call.write(head())
+            await call.done_writing()
+            assert await remaining(call) == []
+    assert caplog.text.count("response_body_mode to STREAMED") == 1
+
+
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_call_that_breaks_off_leaves_nothing(
     *, on: bool, mismatches: Mismatches, caplog: pytest.LogCaptureFixture

@@ -120,7 +120,7 @@ def test_immediate(error: SidecarError, status: int, retry: bytes | None) -> Non
     answer = message.immediate_response
     assert (answer.status.code, answer.body, answer.details) == (status, b"{}", error.code)
     fields = {option.header.key: option.header.raw_value for option in answer.headers.set_headers}
-    expected = {"content-type": b"application/json", "x-request-id": b"id-1"}
+    expected = {"content-type": b"application/json", "x-request-id": b"id-1", "request-id": b"id-1"}
     assert fields == expected | ({} if retry is None else {"retry-after": retry})
     assert message.dynamic_metadata == struct
 

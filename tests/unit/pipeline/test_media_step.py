@@ -234,6 +234,15 @@ async def test_each_modality_has_its_own_download_size(fetcher: Fetcher) -> None
     assert fetcher.limits == [1 << 20, 50 << 20]
 
 
+async def test_a_common_misspelling_is_what_it_means(fetcher: Fetcher) -> None:
+    """`image/jpg` is allowed where `image/jpeg` is, and travels as it was sent."""
+    jpg = image("data:image/jpg;base64,AAAA")
+    await run(fetcher, jpg, allowed_image_content_types=["image/jpeg"])
+    with pytest.raises(BadRequest) as caught:
+        await run(fetcher, jpg, allowed_image_content_types=["image/png"])
+    assert caught.value.param == "messages[0].content[0]"
+
+
 @pytest.mark.parametrize(
     ("part", "params"),
     [

@@ -182,7 +182,10 @@ async def test_inline_data_are_made_plain() -> None:
     ("block", "named"),
     [
         (by_data("AAAA", "image/svg+xml"), "image format 'image/svg+xml' is not allowed"),
-        (by_data("AAAA", "IMAGE/PNG"), "allowed here: image/gif, image/jpeg, image/png, image/webp"),
+        (
+            by_data("AAAA", "IMAGE/PNG"),
+            "allowed here: image/gif, image/jpeg, image/jpg, image/png, image/webp",
+        ),
         (by_data("AAAA", "audio/wav"), "'audio/wav'"),
         (by_data("AAAA", "png"), "'png'"),
         (by_data("AAAA", "image/png;base64,X"), "not allowed"),
