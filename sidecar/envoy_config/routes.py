@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 INTERNAL = "internal"
 """The internal listener, and the cluster that leads to it."""
 
-_ALIASES = ("invocations", "v1/chat/completions/batch", "cohere/v2/chat")
-_SGLANG_ALIASES = ("generate", "vertex_generate", "api/(chat|generate)", "v1/score")
+# Two expressions: Envoy loads none whose RE2 program is larger than 100.
+_ALIASES = "/(invocations|v1/chat/completions/batch|cohere/v2/chat)"
+_SGLANG_ALIASES = "/(generate|vertex_generate|api/(chat|generate)|v1/score)"
 _NO_TIMEOUT = timedelta(0)
 
 _ABOUT_ALIASES = (
@@ -42,9 +43,7 @@ _ABOUT_ALIASES = (
     "last route by the paths your clients need; engines have others that steer them."
 )
 _ABOUT_SGLANG_ALIASES = (
-    "vLLM and SGLang take the bodies of the coordinated paths here, too, past the sidecar, and SGLang the "
-    "address of a bootstrap server. Safer still: replace the last route by the paths your clients need; "
-    "engines have others that steer them."
+    "SGLang takes prompts here, too, and with them the address of a bootstrap server of the client's choice."
 )
 _ABOUT_FILTERS = "No route disables the filter: a route that does so for a phase could be chosen by a client."
 _ABOUT_RETRIES = (
@@ -57,8 +56,10 @@ _ABOUT_PASSTHROUGH = "What the sidecar passes through (GET /v1/models, tokenize,
 
 def client_routes(notes: Annotations, deployment: Deployment) -> RouteConfiguration:
     """Routes of the listener clients use."""
-    aliases = _not_found("not-for-clients", _aliases(deployment), "this path is not for clients")
-    routes = [notes.head(aliases, _ABOUT_SGLANG_ALIASES if deployment.sees_answers else _ABOUT_ALIASES)]
+    routes = [notes.head(_not_for_clients("not-for-clients", _ALIASES), _ABOUT_ALIASES)]
+    if deployment.sees_answers:
+        sglang = _not_for_clients("not-for-clients-sglang", _SGLANG_ALIASES)
+        routes.append(notes.head(sglang, _ABOUT_SGLANG_ALIASES))
     match deployment.topology:
         case "internal-listener":
             reentry = Route(name="reentry", match=_any(), route=_to(INTERNAL))
@@ -111,9 +112,9 @@ def _any() -> RouteMatch:
     return RouteMatch(prefix="/")
 
 
-def _aliases(deployment: Deployment) -> RouteMatch:
-    paths = _ALIASES + (_SGLANG_ALIASES if deployment.sees_answers else ())
-    return RouteMatch(safe_regex=RegexMatcher(regex=f"/({'|'.join(paths)})"))
+def _not_for_clients(name: str, paths: str) -> Route:
+    match = RouteMatch(safe_regex=RegexMatcher(regex=paths))
+    return _not_found(name, match, "this path is not for clients")
 
 
 def _phase(phase: str) -> RouteMatch:

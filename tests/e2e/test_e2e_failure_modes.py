@@ -251,7 +251,7 @@ FAILURES: dict[str, Failure] = {
     "everything before decode is slow": Failure(
         lambda failing: failing.post_slowly("encode"), configured(ext_proc={"request_deadline": "300ms"})
     ),
-    "Envoy waits less long than the sidecar": Failure(
+    "Envoy's timeout is shorter than the sidecar's": Failure(
         lambda failing: failing.post_slowly("encode"), edited(impatient)
     ),
     "Buffered: Envoy's message timeout": Failure(
