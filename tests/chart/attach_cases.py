@@ -30,9 +30,10 @@ PREFILL_DECODE: dict[str, Any] = {
                 {"type": "prefill-decode"},
             ],
         }
-    }
+    },
+    "phases": {"prefill": {"kind": "InferencePool", "name": "prefill-pool"}},
 }
-"""Values under which the sidecar has to see the headers of decode's answer."""
+"""Values under which the sidecar sees the headers of decode's answer; prefill has an endpoint picker."""
 
 PARITY: dict[str, Any] = {"config": {"observability": {"prompt_token_parity": "warn"}}}
 """Values under which a second filter observes decode's answer."""

@@ -124,14 +124,14 @@ def render(values: Mapping[str, Any], *, release: str = RELEASE, namespace: str 
     )
 
 
-def refusal(values: Mapping[str, Any], *, schema: bool = True) -> str:
+def refusal(values: Mapping[str, Any], *, schema: bool = True, release: str = RELEASE) -> str:
     """What a template's `fail` or `required` says to these values; the test fails if it says nothing.
 
     Without `schema` values.schema.json is left out, as `helm --skip-schema-validation` does.
     """
     chart = _chart() if schema else _chart_without_schema()
     with pytest.raises(helm_python.HelmRenderError) as raised:
-        chart.render(dict(values), name=RELEASE, namespace=NAMESPACE)
+        chart.render(dict(values), name=release, namespace=NAMESPACE)
     return str(raised.value)
 
 

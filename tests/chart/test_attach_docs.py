@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from sidecar import control_headers
+from sidecar.control_headers import HOP_GUARD, ControlHeaders
 from tests.chart.attach_cases import PARITY, PREFILL_DECODE, PROVIDERS, Case, case
 from tests.chart.attach_schemas import problems
 from tests.chart.chart_rendering import (
@@ -21,9 +26,6 @@ from tests.chart.chart_rendering import (
     render,
     six_values,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCS = ROOT / "docs"
 DEPLOY = DOCS / "deploy.md"
@@ -122,7 +124,8 @@ def test_the_page_says_what_was_not_run(provider: str) -> None:
 def test_names_in_commands_exist(provider: str) -> None:
     """Names of objects in commands exist in the installation of the page."""
     names = {document["metadata"]["name"] for document in installed(provider).documents}
-    mentioned = set(re.findall(r"\bepd-epd-sidecar[a-z0-9-]*", text_of(provider)))
+    # epd-epd-sidecar.inference.svc is a host, not an object in another namespace.
+    mentioned = set(re.findall(r"\bepd-epd-sidecar[a-z0-9-]*(?:\.inference\b(?!\.svc))?", text_of(provider)))
     assert mentioned <= names
 
 
@@ -167,8 +170,14 @@ def test_the_table_of_differences_is_what_the_chart_does(provider: str) -> None:
     notes = render(case(provider).values).notes
     logged = said["the record in the gateway's access log"] == "yes"
     assert logged != ("does not\n   reach the log" in notes)
-    hour = {"config": {"ext_proc": {"request_deadline": "1h"}}}
-    assert (said["longest `request_deadline`"] == "any") == works(provider, hour)
+    hours = {"config": {"ext_proc": {"request_deadline": "720h"}}}
+    longest = said["longest `request_deadline` (with `Buffered` 59m50s)"]
+    assert (longest == "720 h") == works(provider, hours)
+    shared = six_values(
+        case(provider, "shared-listener").values, {"phases": {"decode": {"kind": "InferencePool"}}}
+    )
+    pools = said["an InferencePool of decode with `shared-listener`"]
+    assert pools.startswith("no") != works(provider, shared)
 
 
 def test_detaching_leaves_only_the_phases() -> None:
@@ -180,15 +189,126 @@ def test_detaching_leaves_only_the_phases() -> None:
         assert [document["metadata"]["name"] for document in foreign] == ["epd-epd-sidecar-phases"]
 
 
-def test_the_route_without_the_sidecar_is_valid_and_yields() -> None:
-    """It is an HTTPRoute, and its prefix loses against the exact paths of the chart's."""
+def test_the_route_without_the_sidecar_is_that_of_clients() -> None:
+    """The same paths of the same Gateway, in its namespace, to decode, for as long as answers take."""
     (route,) = yaml_of(DEPLOY.read_text(encoding="utf-8"))
-    assert problems(merged(route, {"metadata": {"namespace": "inference"}})) == []
-    (rule,) = route["spec"]["rules"]
-    assert {match["path"]["type"] for match in rule["matches"]} == {"PathPrefix"}
-    paths = {match["path"]["value"] for match in rule["matches"]}
-    clients = installed("istio").one("HTTPRoute", "epd-epd-sidecar-clients")["spec"]["rules"][0]["matches"]
-    assert paths <= {match["path"]["value"] for match in clients if match["path"]["type"] == "Exact"}
+    assert problems(route) == []
+    clients = installed("istio").one("HTTPRoute", "epd-epd-sidecar-clients")
+    assert route["metadata"]["namespace"] == clients["metadata"]["namespace"]
+    assert [parent["name"] for parent in clients["spec"]["parentRefs"]] == [
+        parent["name"] for parent in route["spec"]["parentRefs"]
+    ]
+    (rule,), (theirs,) = route["spec"]["rules"], clients["spec"]["rules"]
+    assert rule["matches"] == theirs["matches"]
+    assert rule["timeouts"]["request"] == theirs["timeouts"]["request"] == "0s"
+    assert rule["backendRefs"] == [{"name": "decode", "port": 8000}]
+
+
+def test_the_route_without_the_sidecar_removes_every_control_header() -> None:
+    """Nothing else removes them once the filter is gone; the hop guard means nothing without it."""
+    (route,) = yaml_of(DEPLOY.read_text(encoding="utf-8"))
+    (modifier,) = route["spec"]["rules"][0]["filters"]
+    removed = modifier["requestHeaderModifier"]["remove"]
+    assert set(control_headers._NAMES) | {HOP_GUARD} <= set(removed)
+    assert set(removed) - {HOP_GUARD} == set(ControlHeaders().among(removed))
+    assert sum(name.startswith(control_headers._PREFIX) for name in removed) == 3
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a page's shell blocks, each in one line."""
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    return [" ".join(line.split()) for line in blocks.splitlines() if line]
+
+
+GATEWAY_PAGES = [DEPLOY, *(page for page in PAGES if page.stem != "plain-envoy")]
+every_page = pytest.mark.parametrize("page", GATEWAY_PAGES, ids=lambda page: page.stem)
+
+
+@every_page
+def test_every_command_says_where(page: Path) -> None:
+    """Each has the namespace of the example, or all of them, and no placeholder for it or for the release."""
+    found = commands(page.read_text(encoding="utf-8"))
+    assert found
+    for command in found:
+        if re.search(r"\b(kubectl (get|logs|patch|create)|helm (install|upgrade|test|template)) ", command):
+            where = re.search(r" (-n|--namespace) (inference|envoy-gateway-system)\b| -A ", command)
+            assert where or command.startswith("kubectl explain"), command
+        assert not re.search(r"\b(RELEASE|NS|GATEWAY|INTERNAL)\b", command), command
+
+
+@every_page
+def test_commands_show_what_the_page_tells_to_look_for(page: Path) -> None:
+    """Conditions are printed with reason and message; logs are of every pod; nothing is cut out of YAML."""
+    for command in commands(page.read_text(encoding="utf-8")):
+        assert "-o yaml" not in command, command
+        if "conditions" in command:
+            assert "{.type}={.status} {.reason}: {.message}" in command
+        if command.startswith("kubectl logs"):
+            assert " -l " in command, command
+            assert " --tail=" in command, command
+
+
+@pytest.mark.parametrize("provider", [name for name in PROVIDERS if name != "istio"])
+def test_the_notes_and_the_page_have_the_same_command(provider: str) -> None:
+    """What `helm install` prints is what the page explains; Istio writes no conditions for an EnvoyFilter."""
+    page = next(line for line in commands(text_of(provider)) if "conditions" in line)
+    notes = " ".join(installed(provider).notes.replace("\\\n", " ").split())
+    assert page in notes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"tls": {"existingSecret": "certificate"}, "attach": {"tls": {"caSecret": "ca"}}}],
+    ids=["plaintext", "TLS"],
+)
+def test_the_configuration_can_be_checked_before_it_is_installed(
+    overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    """The commands of the page, with Helm's output in a file: there is no `helm` to run here."""
+    block = next(
+        block
+        for block in re.findall(r"```sh\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL)
+        if "check-config" in block
+    )
+    template, behind = block.split("|", 1)
+    assert "-s templates/configmap.yaml" in template
+    rendered = render(merged(values_of("istio"), overrides)).files["configmap.yaml"]
+    (tmp_path / "configmap.yaml").write_text(rendered, encoding="utf-8")
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    done = subprocess.run(
+        ["/bin/bash", "-e", "-o", "pipefail", "-c", f"cat configmap.yaml |{behind}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        yaml.safe_load(done.stdout)["gateway"]["address"]
+        == values_of("istio")["config"]["gateway"]["address"]
+    )
+
+
+def test_the_chart_s_own_example_installs() -> None:
+    """The README's values are complete, and lead to where that gateway puts the internal Service."""
+    text = (CHART / "README.md").read_text(encoding="utf-8")
+    (values,) = yaml_of(text)
+    assert lint(values) == []
+    assert values["config"] == values_of(values["attach"]["provider"])["config"]
+    assert values["render"] == values_of(values["attach"]["provider"])["render"]
+    for command in commands(text):
+        assert "--namespace inference" in command, command
+
+
+def test_the_page_says_what_it_takes() -> None:
+    """The versions of Kubernetes and Helm stand where one begins to read, and are the chart's."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    (kubernetes,) = re.findall(r">=(\d+\.\d+)\.", chart["kubeVersion"])
+    for page in (DEPLOY, CHART / "README.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert f"Kubernetes {kubernetes}" in text
+        assert "Helm 3.18 or newer" in text
 
 
 def test_the_alerts_are_the_chart_s() -> None:

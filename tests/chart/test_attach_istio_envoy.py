@@ -100,6 +100,22 @@ def test_envoy_accepts_the_patched_listener(
     assert filter_names(config) == expected
 
 
+@pytest.mark.parametrize("deadline", ["59m50s", "1h", "720h"])
+def test_envoy_accepts_every_deadline(deadline: str, tmp_path: Path) -> None:
+    """A filter that Envoy refuses leaves the listener of a running proxy as it was: without the filter."""
+    validate(patched(istio({"config": {"ext_proc": {"request_deadline": deadline}}})), tmp_path)
+
+
+def test_envoy_accepts_the_largest_buffer(tmp_path: Path) -> None:
+    """The largest body that the chart takes with Buffered has room in Envoy's field."""
+    largest = {
+        "config": {"ext_proc": {"max_request_body_size": 4094}, "limits": {"max_in_flight_bytes": 4094}},
+        "resources": {"limits": {"memory": "6Gi"}},
+        "attach": {"bodyMode": "Buffered"},
+    }
+    validate(patched(istio(largest)), tmp_path)
+
+
 def test_envoy_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     """The validation above is one: a misspelt field of the filter is an error."""
     config = patched(istio())
@@ -113,7 +129,11 @@ def test_the_filter_calls_a_cluster_that_istio_makes(domain: str) -> None:
     """Istio names a cluster after port and host of a Service; Envoy's validation does not check the name."""
     overrides = {
         "attach": {"namespace": "edge", "istio": {"clusterDomain": domain}},
-        "config": {"ext_proc": {"listen": "0.0.0.0:9123"}, **PARITY["config"]},
+        "config": {
+            "ext_proc": {"listen": "0.0.0.0:9123"},
+            "gateway": {"address": f"http://inference-internal.inference.svc.{domain}:80"},
+            **PARITY["config"],
+        },
     }
     objects = istio(overrides)
     service = objects.one("Service", NAME)
@@ -121,7 +141,8 @@ def test_the_filter_calls_a_cluster_that_istio_makes(domain: str) -> None:
     place = service["metadata"]
     host = f"{place['name']}.{place['namespace']}.svc.{domain}"
     assert (port, host) == (9123, f"{NAME}.inference.svc.{domain}")
-    called = set(re.findall(r'"cluster_name": "([^"]*)"', json.dumps(objects.one("EnvoyFilter", NAME))))
+    attached = objects.one("EnvoyFilter", f"{NAME}.inference")
+    called = set(re.findall(r'"cluster_name": "([^"]*)"', json.dumps(attached)))
     assert called == {f"outbound|{port}||{host}"}
     assert objects.one("DestinationRule", NAME)["spec"]["host"] == host
 
@@ -190,9 +211,9 @@ def test_the_observer_never_holds_up_an_answer() -> None:
 
 
 def test_the_buffered_mode_takes_bodies_up_to_the_sidecar_s_limit() -> None:
-    """Envoy's buffer is as large as the body the sidecar would take; in full duplex it is left alone."""
+    """Envoy's buffer holds the body the sidecar would take, rewritten; in full duplex it is left alone."""
     limit = {"config": {"ext_proc": {"max_request_body_size": 1.5}}}
-    for body, expected in (("Buffered", [1572864]), ("FullDuplexStreamed", [])):
+    for body, expected in (("Buffered", [1572864 + (1 << 20)]), ("FullDuplexStreamed", [])):
         patches = istio({"attach": {"bodyMode": body}}, limit).one("EnvoyFilter", NAME)["spec"][
             "configPatches"
         ]

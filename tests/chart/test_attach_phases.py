@@ -217,6 +217,12 @@ SERVICES: list[tuple[str, str, dict[str, Any], tuple[str, str | None, int]]] = [
         {"config": {"gateway": {"address": "http://a.b:8080"}}},
         ("a", "b", 8080),
     ),
+    (
+        "address with a slash",
+        "kgateway",
+        {"config": {"gateway": {"address": "http://a.b:80/"}}},
+        ("a", "b", 80),
+    ),
     ("address of a Service", "istio", {"config": {"gateway": {"address": "http://a.b.svc"}}}, ("a", "b", 80)),
     (
         "address in full",
@@ -233,33 +239,6 @@ SERVICES: list[tuple[str, str, dict[str, Any], tuple[str, str | None, int]]] = [
         },
         ("a", "b", 80),
     ),
-    (
-        "Istio's name",
-        "istio",
-        {"config": {"gateway": {"address": "http://10.0.0.5"}}},
-        ("inference-internal-istio", None, 80),
-    ),
-    (
-        "kgateway's name",
-        "kgateway",
-        {"config": {"gateway": {"address": "http://internal.example.com"}}},
-        ("inference-internal", None, 80),
-    ),
-    (
-        "agentgateway's name, elsewhere",
-        "agentgateway",
-        {
-            "config": {"gateway": {"address": "http://internal.example.com"}},
-            "phases": {"gateway": {"namespace": "internal"}},
-        },
-        ("inference-internal", "internal", 80),
-    ),
-    (
-        "an address that needs TLS is not one",
-        "istio",
-        {"config": {"gateway": {"address": "https://a.b"}}},
-        ("inference-internal-istio", None, 80),
-    ),
 ]
 """What it is read from, provider, values, and (name, namespace if not the route's, port) of the Service."""
 
@@ -274,7 +253,7 @@ SERVICES: list[tuple[str, str, dict[str, Any], tuple[str, str | None, int]]] = [
 def test_the_service_of_the_internal_gateway(
     provider: str, overrides: dict[str, Any], expected: tuple[str, str | None, int]
 ) -> None:
-    """Values name it; else the sidecar's own address of it does, and else the gateway's convention."""
+    """Values name it; else the sidecar's own address of it does."""
     found = send(rendered_with(provider, overrides), CLIENTS, CHAT)
     assert found
     assert (found.backend["name"], found.backend.get("namespace"), found.backend["port"]) == expected

@@ -118,10 +118,74 @@ REFUSALS: list[tuple[str, str, dict[str, Any], str]] = [
         "phases.gateway.name inference-internal: with attach.topology shared-listener the phases are on the",
     ),
     (
-        "phasesService",
-        "envoy-gateway",
-        BY_ADDRESS,
-        "phases.service.name is missing: config.gateway.address http://10.0.0.5 is not an http Service",
+        "targetName",
+        "istio",
+        {"attach": {"targetRefs": []}},
+        "attach.targetRefs is empty: name the Gateway that attach.provider istio attaches the filter to",
+    ),
+    *(
+        (
+            "phasesService",
+            provider,
+            {"config": {"gateway": {"address": "https://inference-internal.inference.svc:443"}}},
+            "is https, and the client route calls the internal Gateway's Service in plaintext: use its http",
+        )
+        for provider in ("envoy-gateway", "istio", "kgateway", "agentgateway")
+    ),
+    *(
+        (
+            "addressLeadsBack",
+            provider,
+            {"config": {"gateway": {"address": f"http://{host}:80"}}},
+            f"config.gateway.address http://{host}:80 is the Service of the Gateway inference-gateway, which",
+        )
+        for provider, host in (
+            ("istio", "inference-gateway-istio"),
+            ("istio", "inference-gateway-istio.inference"),
+            ("kgateway", "inference-gateway.inference.svc"),
+            ("agentgateway", "inference-gateway.inference.svc.cluster.local"),
+            ("envoy-gateway", "inference-gateway.inference.svc"),
+            ("envoy-gateway", "envoy-inference-inference-gateway-0a1b2c3d.envoy-gateway-system.svc"),
+        )
+    ),
+    (
+        "addressLeadsBack",
+        "kgateway",
+        {"phases": {"service": {"name": "inference-gateway"}}},
+        "phases.service.name inference-gateway is the Service of the Gateway inference-gateway, which has",
+    ),
+    (
+        "addressLeadsBack",
+        "istio",
+        {
+            "attach": {"targetRefs": [{"name": "a"}, {"name": "b"}], "namespace": "edge"},
+            "config": {"gateway": {"address": "http://b-istio.edge.svc/"}},
+        },
+        "config.gateway.address http://b-istio.edge.svc/ is the Service of the Gateway b, which has the",
+    ),
+    *(
+        (
+            "clientPaths",
+            provider,
+            {"phases": {"clientRoute": {"paths": []}}},
+            "phases.clientRoute.paths is empty: list the paths that clients reach",
+        )
+        for provider in ("istio", "gke")
+    ),
+    *(
+        (
+            "phasesService",
+            provider,
+            {"config": {"gateway": {"address": address}}},
+            f"phases.service.name is missing: config.gateway.address {address} is not an http Service",
+        )
+        for provider in ("envoy-gateway", "istio", "kgateway", "agentgateway")
+        for address in (
+            "http://10.0.0.5",
+            "http://internal.example.com",
+            "http://Internal.inference.svc:80",
+            "http://internal.inference.svc.other.domain",
+        )
     ),
     (
         "buffered",
@@ -213,6 +277,29 @@ def test_every_problem_has_its_test() -> None:
     assert set(re.findall(r'"(\w+)"', asked)) == defined
 
 
+@pytest.mark.parametrize(
+    ("provider", "address"),
+    [
+        (
+            "envoy-gateway",
+            "http://inference-internal.envoy-gateway-system.svc:80 (Envoy Gateway puts",
+        ),
+        ("istio", "http://inference-internal-istio.inference.svc:80"),
+        ("kgateway", "http://inference-internal.inference.svc:80"),
+        ("agentgateway", "http://inference-internal.inference.svc:80"),
+        ("gke", "http://10.0.0.5 (kubectl get gateway -n inference inference-internal prints its address)"),
+    ],
+)
+def test_a_missing_address_is_shown_as_the_gateway_has_it(provider: str, address: str) -> None:
+    """The example is where this gateway puts the Service; on a shared listener it is the attached one's."""
+    missing = {"config": {"gateway": {"address": ""}}}
+    said = refusal(six_values(case(provider).values, missing))
+    assert f"the internal Gateway's Service, for example {address}" in said
+    shared = refusal(six_values(case(provider, "shared-listener").values, missing))
+    assert "the base URL of the attached Gateway's Service, for example http://" in shared
+    assert "inference-internal" not in shared
+
+
 def test_every_problem_is_reported_at_once() -> None:
     """An installation with several mistakes takes one attempt to learn them all."""
     said = refusal(
@@ -233,7 +320,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ("gke", CONDITIONAL),
         ("istio", {"tls": {"existingSecret": "certificate"}, "attach": {"tls": {"caSecret": "ca"}}}),
         ("istio", {"attach": {"targetRefs": [{"name": "a"}, {"name": "b"}]}}),
-        ("istio", BY_ADDRESS),
+        ("istio", {**BY_ADDRESS, "phases": {"service": {"name": "internal"}}}),
         ("kgateway", {"attach": {"targetRefs": [{"name": "inference-gateway", "sectionName": "https"}]}}),
         ("envoy-gateway", PARITY),
         ("envoy-gateway", PREFILL_DECODE),
@@ -245,8 +332,26 @@ def test_every_problem_is_reported_at_once() -> None:
             {**ROUTES, "attach": {**ROUTES["attach"], "envoyGateway": {"mergeType": "JSONMerge"}}},
         ),
         ("agentgateway", PREFILL_DECODE),
-        # The Gateway of the same name in another namespace is another one.
-        ("kgateway", {"phases": {"gateway": {"name": "inference-gateway", "namespace": "internal"}}}),
+        # The Gateway of the same name in another namespace is another one, and so is its Service.
+        (
+            "kgateway",
+            {
+                "phases": {"gateway": {"name": "inference-gateway", "namespace": "internal"}},
+                "config": {"gateway": {"address": "http://inference-gateway.internal.svc"}},
+            },
+        ),
+        ("kgateway", {"config": {"gateway": {"address": "http://inference-gateway-istio.inference.svc"}}}),
+        ("istio", {"config": {"gateway": {"address": "http://inference-gateway.inference.svc"}}}),
+        ("istio", {"config": {"gateway": {"address": "http://inference-internal-istio.inference.svc:80/"}}}),
+        (
+            "istio",
+            {
+                "config": {"gateway": {"address": "https://inference-internal-istio.inference.svc"}},
+                "phases": {"service": {"name": "inference-internal-istio"}},
+            },
+        ),
+        ("gke", {"config": {"gateway": {"address": "https://10.0.0.5/"}}}),
+        ("envoy-gateway", {"phases": {"clientRoute": {"paths": [], "enabled": False}}}),
         (
             "kgateway",
             {

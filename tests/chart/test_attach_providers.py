@@ -141,6 +141,13 @@ def test_envoy_gateway_merges_into_the_gateway_s_policy_if_asked() -> None:
     assert "mergeType" not in rendered(case("envoy-gateway")).one("EnvoyExtensionPolicy")["spec"]
 
 
+def test_envoy_gateway_s_proxy_keeps_what_its_class_says() -> None:
+    """A Gateway's EnvoyProxy would replace that of the GatewayClass as a whole: Service, replicas and all."""
+    spec = rendered(case("envoy-gateway")).one("EnvoyProxy")["spec"]
+    assert spec["mergeType"] == "StrategicMerge"
+    assert set(spec) == {"mergeType", "telemetry"}
+
+
 def test_envoy_gateway_s_listeners() -> None:
     """Paths are read as the workers read them, ids kept, and nothing ends a silent generation."""
     objects = rendered(case("envoy-gateway"))
@@ -158,7 +165,7 @@ def test_envoy_gateway_s_listeners() -> None:
 
 @pytest.mark.parametrize("provider", ["envoy-gateway", "kgateway"])
 def test_the_buffered_mode_takes_bodies_up_to_the_sidecar_s_limit(provider: str) -> None:
-    """The clients' listeners buffer what the sidecar would take; the internal one buffers nothing."""
+    """The clients' listeners buffer the largest body, and 1 MiB more; the internal one buffers nothing."""
     objects = rendered_with(
         provider,
         {"attach": {"bodyMode": "Buffered"}, "config": {"ext_proc": {"max_request_body_size": 2}}},
@@ -171,7 +178,7 @@ def test_the_buffered_mode_takes_bodies_up_to_the_sidecar_s_limit(provider: str)
             return spec["connection"]["bufferLimit"]
         return spec["default"]["perConnectionBufferLimitBytes"]
 
-    assert limit(NAME) == 2 << 20
+    assert limit(NAME) == 3 << 20
     assert limit(f"{NAME}-internal") == 1 << 20
 
 
@@ -278,7 +285,7 @@ def test_gke_s_filter() -> None:
 
 def test_gke_asks_the_sidecar_s_readiness() -> None:
     """The load balancer's check is the admin port's /readyz: its gRPC check speaks no TLS."""
-    health = rendered(case("gke")).one("HealthCheckPolicy")["spec"]
+    health = rendered(case("gke")).one("HealthCheckPolicy", NAME)["spec"]
     assert health["targetRef"] == {"group": "", "kind": "Service", "name": NAME}
     assert health["default"]["config"] == {
         "type": "HTTP",
@@ -401,9 +408,10 @@ def test_workers_connections_end_before_the_workers_end_them() -> None:
     shared = {"phases": {"prefill": {"name": "worker"}, "decode": {"name": "worker"}}}
     istio = rendered_with("istio", shared)
     rules = {rule["spec"]["host"]: rule["spec"] for rule in istio.all("DestinationRule")}
-    for host in ("encode.inference.svc.cluster.local", "worker.inference.svc.cluster.local"):
-        assert rules[host]["trafficPolicy"]["connectionPool"]["http"] == {"idleTimeout": "4s"}
-    assert len(istio.all("DestinationRule")) == 3
+    for name, timeout in (("encode", "4s"), ("worker", "4s"), ("inference-internal", "60s")):
+        pool = rules[f"{name}.inference.svc.cluster.local"]["trafficPolicy"]["connectionPool"]
+        assert pool == {"http": {"idleTimeout": timeout}}
+    assert len(istio.all("DestinationRule")) == 4
     idle = {
         item["spec"]["targetRefs"][0]["name"]: item["spec"].get("commonHttpProtocolOptions")
         for item in rendered_with("kgateway", shared).all("BackendConfigPolicy")
@@ -422,11 +430,11 @@ def test_workers_connections_end_before_the_workers_end_them() -> None:
 
 
 COMMANDS = {
-    "envoy-gateway": "kubectl get envoyextensionpolicies -n inference -l app.kubernetes.io/instance=epd",
+    "envoy-gateway": "kubectl get envoyextensionpolicies,clienttrafficpolicies,backendtrafficpolicies -n inf",
     "istio": "istioctl proxy-config listeners -n inference deployment/inference-gateway-istio",
-    "kgateway": "kubectl get gatewayextensions,trafficpolicies,listenerpolicies -n inference",
+    "kgateway": "kubectl get gatewayextensions,trafficpolicies,listenerpolicies,backendconfigpolicies -n inf",
     "agentgateway": "kubectl get agentgatewaypolicies -n inference",
-    "gke": "kubectl describe gcproutingextensions -n inference",
+    "gke": "kubectl get gcproutingextensions,gcpbackendpolicies,healthcheckpolicies -n inference",
 }
 
 
@@ -438,6 +446,9 @@ def test_the_notes_say_how_to_see_that_it_works(provider: str) -> None:
     assert ("does not\n   reach the log" in notes) == (provider in ("kgateway", "gke"))
     others = [command for name, command in COMMANDS.items() if name != provider]
     assert [command for command in others if command in notes] == []
+    assert ("{.type}={.status} {.reason}: {.message}" in notes) == (provider != "istio")
+    # kubectl sorts the keys of a condition: what stands around its type is not its status.
+    assert "grep -" not in notes
 
 
 def test_the_notes_say_what_the_access_log_still_needs() -> None:

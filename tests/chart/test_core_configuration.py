@@ -84,4 +84,3 @@ def test_a_certificate_of_ones_own_volume() -> None:
     rendered = render(six_values(ALONE, values))
     assert "httpGet" in container(rendered)["readinessProbe"]
     assert values["extraVolumes"][0] in pod(rendered)["volumes"]  # type: ignore[index]  # a list, as above
-    assert not rendered.one("Pod")["spec"].get("volumes")

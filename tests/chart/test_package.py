@@ -53,6 +53,7 @@ def test_the_package_holds_the_chart(tmp_path: Path) -> None:
 def test_the_defaults_alone_say_what_is_missing() -> None:
     """`helm install` without values names what an installation has to say."""
     said = refusal({})
+    assert "image.repository is missing" in said
     assert "config.gateway.address is missing" in said
     assert "render.address is missing" in said
 
@@ -72,7 +73,7 @@ def test_the_notes_name_the_next_commands() -> None:
 @pytest.mark.parametrize(
     ("provider", "command"),
     [
-        ("envoy-gateway", "kubectl get envoyextensionpolicies"),
+        ("envoy-gateway", "kubectl get envoyextensionpolicies,clienttrafficpolicies"),
         ("istio", "istioctl proxy-config listeners"),
         ("kgateway", "kubectl get gatewayextensions,trafficpolicies"),
         ("agentgateway", "kubectl get agentgatewaypolicies"),

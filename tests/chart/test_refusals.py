@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.chart.chart_rendering import lint, refusal, render, six_values
+from tests.chart.attach_cases import PREFILL_DECODE
+from tests.chart.chart_rendering import lint, merged, refusal, render, six_values
 
 SOCKET = {"ext_proc": {"listen": "unix:/run/epd-sidecar/ext_proc.sock"}}
 DETACHED = {"attach": {"provider": "none"}}
@@ -16,19 +17,72 @@ NO_PORT = {"config": {"admin": {"listen": ""}}}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
+        "image",
+        {"image": {"repository": ""}},
+        "image.repository is missing: no image is published; build the repository's Dockerfile, push it",
+    ),
+    (
         "gateway address",
         {"config": {"gateway": {"address": ""}}},
-        "config.gateway.address is missing: set the base URL of the internal gateway",
+        "config.gateway.address is missing: set the base URL of the internal Gateway's Service, for example",
     ),
     (
         "render address",
         {"render": {"address": ""}},
-        "render.address is missing: set the base URL of the render service",
+        "render.address is missing: set the base URL of the render service, for example http://render.inf",
     ),
     (
         "render address without a step for it",
         {"config": {"pipeline": {"steps": [{"type": "prefill"}, {"type": "decode"}]}}},
         "render.address is set, but config.pipeline.steps has no render step",
+    ),
+    (
+        "no steps",
+        {"config": {"pipeline": {"steps": []}}, "render": {"address": ""}},
+        "config.pipeline.steps: the last step is missing; add {type: decode} at the end",
+    ),
+    (
+        "SGLang's connector with the usual steps",
+        {"config": {"pipeline": {"kv_connector": "kv-sglang"}}},
+        "config.pipeline.steps[3]: with kv-sglang prefill answers only while decode runs; list the steps,",
+    ),
+    (
+        "prefill-decode with another connector",
+        merged(PREFILL_DECODE, {"config": {"pipeline": {"kv_connector": "kv-nixl"}}}),
+        'config.pipeline.steps[3]: "prefill-decode" works with kv_connector kv-sglang only; set it, or use',
+    ),
+    (
+        "tokens in without a renderer",
+        {
+            "config": {"pipeline": {"use_openai_format": False, "steps": [{"type": "decode"}]}},
+            "render": {"address": ""},
+        },
+        "config.pipeline.use_openai_format: false needs the token ids of a render step",
+    ),
+    (
+        "prefill-decode and a plain Service",
+        merged(PREFILL_DECODE, {"phases": {"prefill": {"kind": "Service"}}}),
+        "phases.prefill.kind Service: the prefill-decode step reserves a prefill worker and pins its call",
+    ),
+    (
+        "prefill-decode and a plain Service, without a provider",
+        merged(PREFILL_DECODE, DETACHED, {"phases": {"prefill": {"kind": "Service"}}}),
+        "phases.prefill.kind Service: the prefill-decode step reserves a prefill worker",
+    ),
+    (
+        "a body that does not fit into the total",
+        {"config": {"limits": {"max_in_flight_bytes": 32}}},
+        "config.limits.max_in_flight_bytes: 32 MB is less than ext_proc.max_request_body_size (64 MB)",
+    ),
+    (
+        "a token, and routes that are not chosen again",
+        {"config": {"ext_proc": {"clear_route_cache": False}}, "phaseToken": {"existingSecret": "phase"}},
+        "config.ext_proc.clear_route_cache: false lets a client choose its route by EPP-Profile",
+    ),
+    (
+        "tracing",
+        {"config": {"observability": {"tracing": True}}},
+        "config.observability.tracing: this version exports no spans of its own",
     ),
     (
         "render address twice",
@@ -215,11 +269,11 @@ def test_what_the_schema_would_have_refused() -> None:
     """A duration or a quantity that cannot be read is refused by the templates that compute with it, too."""
     drain = {"config": {"ext_proc": {"drain_timeout": "half a minute"}}}
     assert (
-        'config.ext_proc.drain_timeout: "half a minute" is not a duration; write one such as 30s'
+        'config.ext_proc.drain_timeout: "half a minute" is not a duration; write one such as "30s"'
         in refusal(six_values(drain), schema=False)
     )
     memory = {"resources": {"limits": {"memory": "3 gigabytes"}}}
-    assert 'resources.limits.memory: "3 gigabytes" is not a quantity of memory this chart reads' in refusal(
+    assert 'resources.limits.memory: "3 gigabytes" is not a quantity of Kubernetes; write one' in refusal(
         six_values(memory), schema=False
     )
 
@@ -243,6 +297,11 @@ def test_what_the_schema_would_have_refused() -> None:
         {"networkPolicy": {"egress": {"enabled": True}}},
         {"phaseToken": {"existingSecret": "phase"}},
         {**DETACHED, "attach": {"provider": "none", "topology": "shared-listener"}},
+        PREFILL_DECODE,
+        merged(PREFILL_DECODE, {"phases": {"enabled": False, "prefill": {"kind": "Service"}}}),
+        merged(
+            PREFILL_DECODE, DETACHED, {"phases": {"gateway": {"name": ""}, "prefill": {"kind": "Service"}}}
+        ),
     ],
 )
 def test_what_works_is_not_refused(overrides: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
     python -m deploy.envoy.chart.config_schema
 
-The keys, choices and required sections are those of `sidecar.config`; a value's form is what its parser there
-takes, as far as JSON Schema can say it in a pattern that Go reads too. What it cannot say (the order of steps
-or a size that exceeds another) the sidecar reports itself: `epd-sidecar check-config`.
+The keys, kinds, choices and required sections are those of `sidecar.config`. What a text or a number may look
+like is left to the chart's templates, with the sidecar's own words (`config_forms`): what a schema says of a
+pattern tells nobody what to write, hides everything that a template would say, and prints the value, secret
+or not.
 """
 
 from __future__ import annotations
@@ -23,47 +24,29 @@ from sidecar.config.steps import STEP_TYPES
 
 SCHEMA = Path(__file__).parent / "epd-sidecar/values.schema.json"
 
-_NUMBER_PART = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)"
-_DURATION = {"type": "string", "pattern": f"^({_NUMBER_PART})+$"}
-_LARGEST_MEGABYTES = 1 << 20
-
-
-def _whole_number(lowest: int, highest: int | None = None) -> dict[str, Any]:
-    number: dict[str, Any] = {"type": "integer", "minimum": lowest}
-    if highest is not None:
-        number["maximum"] = highest
-    return {"anyOf": [number, {"type": "string", "pattern": "^[0-9]{1,18}$"}]}
-
+_TEXT = {"type": "string"}
+_NUMBER_OR_TEXT = {"type": ["number", "string"]}
 
 _FORMS: list[tuple[object, dict[str, Any]]] = [
     (values.Flag, {"type": "boolean"}),
-    (str, {"type": "string"}),
-    (values.Duration, {"anyOf": [_DURATION, {"enum": [0, "0"]}]}),
-    (values.PositiveDuration, {"allOf": [_DURATION, {"pattern": "[1-9]"}]}),
-    (
-        values.Megabytes,
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0, "maximum": _LARGEST_MEGABYTES},
-                {"type": "string", "pattern": r"^[0-9]{1,18}(\.[0-9]{1,18})?$"},
-            ]
-        },
-    ),
-    (values.Count, _whole_number(1)),
-    (values.CountOrUnlimited, _whole_number(0)),
-    (values.Port, _whole_number(1, 65535)),
-    (values.ListenAddress, {"type": "string", "pattern": "^(unix:/.+|.+:[0-9]{1,5})$"}),
-    (values.AdminAddress, {"type": "string", "pattern": "^(.+:[0-9]{1,5})?$"}),
-    # Empty passes here: the chart says which address is missing, and what to write.
-    (values.BaseUrl, {"type": "string", "pattern": r"^(https?://[^\s@?#]+)?$"}),
-    (values.StrippedHeader, {"type": "string", "pattern": "^[!#$%&'+.^_`|~0-9A-Za-z-]+$"}),
-    (values.ForwardedHeader, {"type": "string", "pattern": "^[!#$%&'+.^_`|~0-9A-Za-z-]+$"}),
-    (values.ContentType, {"type": "string", "pattern": "^[A-Za-z]+/[A-Za-z0-9][A-Za-z0-9.+-]*$"}),
-    (values.Domain, {"type": "string", "pattern": "^[^/:@*]+$"}),
-    (values.Namespace, {"type": "string", "pattern": "^[A-Za-z0-9._-]+$"}),
-    (values.PhaseToken, {"type": "string", "pattern": "^[!-~]*$"}),
+    (str, _TEXT),
+    (values.Duration, _NUMBER_OR_TEXT),
+    (values.PositiveDuration, _NUMBER_OR_TEXT),
+    (values.Megabytes, _NUMBER_OR_TEXT),
+    (values.Count, _NUMBER_OR_TEXT),
+    (values.CountOrUnlimited, _NUMBER_OR_TEXT),
+    (values.Port, _NUMBER_OR_TEXT),
+    (values.ListenAddress, _TEXT),
+    (values.AdminAddress, _TEXT),
+    (values.BaseUrl, _TEXT),
+    (values.StrippedHeader, _TEXT),
+    (values.ForwardedHeader, _TEXT),
+    (values.ContentType, _TEXT),
+    (values.Domain, _TEXT),
+    (values.Namespace, _TEXT),
+    (values.PhaseToken, _TEXT),
 ]
-"""Schemas of the value types of `sidecar.config.values`, in the forms that a file may use."""
+"""Kinds of the value types of `sidecar.config.values`. Patterns are the templates': see the module."""
 
 _COORDINATOR_LEVELS = {"type": "integer", "minimum": 1, "maximum": 5}
 """What `log_level` takes besides the names."""
@@ -119,7 +102,7 @@ def _steps() -> dict[str, Any]:
         "properties": {"type": {"enum": list(STEP_TYPES)}, "params": {}},
         "allOf": branches,
     }
-    return {"type": "array", "minItems": 1, "items": item}
+    return {"type": "array", "items": item}
 
 
 def _value(kind: Any) -> dict[str, Any]:

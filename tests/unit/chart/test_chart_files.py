@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import BeforeValidator
 
-from deploy.envoy.chart import config_schema, values_table
+from deploy.envoy.chart import config_forms, config_schema, values_table
+from deploy.envoy.chart.config_forms import TEMPLATE
 from deploy.envoy.chart.config_schema import SCHEMA
 from deploy.envoy.chart.values_table import README, VALUES, Undocumented, documented_values
 from sidecar.config import Settings, load_settings
@@ -48,6 +51,23 @@ def paths(values: dict[str, Any], prefix: str = "") -> set[str]:
 def test_the_schema_has_the_sidecars_keys() -> None:
     """values.schema.json is up to date: `python -m deploy.envoy.chart.config_schema` writes it."""
     assert SCHEMA.read_text(encoding="utf-8") == config_schema.schema_text()
+
+
+def test_the_forms_are_the_sidecars() -> None:
+    """_config_forms.tpl is up to date: `python -m deploy.envoy.chart.config_forms` writes it."""
+    assert TEMPLATE.read_text(encoding="utf-8") == config_forms.template_text()
+
+
+def test_every_form_is_a_template() -> None:
+    """What _config_forms.tpl and the chart's own list name exists, and nothing else is defined."""
+    text = (TEMPLATE.parent / "_forms.tpl").read_text(encoding="utf-8")
+    defined = set(re.findall(r'define "epd-sidecar\.form\.(\w+)"', text))
+    lists = text + TEMPLATE.read_text(encoding="utf-8")
+    listed = set(re.findall(r"^[\w.\[\] -]+: (\w+)$", lists, re.MULTILINE))
+    by_kind = {"quantity", "requiredServiceName"}
+    shared = {"duration"}
+    assert listed <= defined
+    assert defined - listed <= by_kind | shared
 
 
 def test_the_table_of_values_is_up_to_date() -> None:
@@ -129,10 +149,15 @@ def test_comments_become_rows() -> None:
 
 
 def test_a_new_kind_of_value_needs_a_form() -> None:
-    """A settings type that the schema cannot express is reported, not let through."""
+    """A settings type that schema or templates cannot express is reported, not let through."""
 
     class Unknown(Section):
         value: complex = 1j
 
+    class Parsed(Section):
+        value: Annotated[int, BeforeValidator(int)] = 1
+
+    with pytest.raises(TypeError, match=r"no form for .* of value; add it to _FORMS"):
+        list(config_forms._forms(Parsed))
     with pytest.raises(TypeError, match="no schema for <class 'complex'>; add it to _FORMS"):
         config_schema._section(Unknown)

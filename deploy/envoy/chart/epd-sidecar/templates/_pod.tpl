@@ -2,7 +2,7 @@
 {{- define "epd-sidecar.pod" -}}
 metadata:
   annotations:
-    checksum/config: {{ include "epd-sidecar.config" . | sha256sum }}
+    checksum/config: {{ include "epd-sidecar.config" . | sha256sum | quote }}
     {{- with .Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -13,7 +13,7 @@ metadata:
       .Values.podLabels
       (include "epd-sidecar.selectorLabels" . | fromYaml)) | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "epd-sidecar.serviceAccountName" . }}
+  serviceAccountName: {{ include "epd-sidecar.serviceAccountName" . | quote }}
   automountServiceAccountToken: false
   # A Service with an unlucky name would otherwise put SIDECAR__ variables into the environment.
   enableServiceLinks: false
@@ -23,7 +23,7 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with .Values.podSecurityContext }}
   securityContext:
@@ -41,8 +41,8 @@ spec:
         - name: SIDECAR__GATEWAY__PHASE_TOKEN
           valueFrom:
             secretKeyRef:
-              name: {{ .existingSecret }}
-              key: {{ .key }}
+              name: {{ .existingSecret | quote }}
+              key: {{ .key | quote }}
         {{- end }}
         {{- end }}
         {{- with .Values.extraEnv }}
@@ -114,12 +114,12 @@ spec:
           readOnly: true
         {{- if .Values.tls.existingSecret }}
         - name: tls
-          mountPath: {{ include "epd-sidecar.tlsDirectory" . }}
+          mountPath: {{ include "epd-sidecar.tlsDirectory" . | quote }}
           readOnly: true
         {{- end }}
         {{- if $onSocket }}
         - name: socket
-          mountPath: {{ include "epd-sidecar.socketDirectory" . }}
+          mountPath: {{ include "epd-sidecar.socketDirectory" . | quote }}
         {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
@@ -127,16 +127,16 @@ spec:
   volumes:
     - name: config
       configMap:
-        name: {{ include "epd-sidecar.fullname" . }}
+        name: {{ include "epd-sidecar.fullname" . | quote }}
     {{- with .Values.tls.existingSecret }}
     - name: tls
       secret:
-        secretName: {{ . }}
+        secretName: {{ . | quote }}
     {{- end }}
     {{- if $onSocket }}
     - name: socket
       hostPath:
-        path: {{ .Values.uds.hostPath }}
+        path: {{ .Values.uds.hostPath | quote }}
         # Not created here: the kubelet would give it to root, and the sidecar could not write.
         type: Directory
     {{- end }}

@@ -1,37 +1,47 @@
 {{/*
 Combinations that cannot work, all of them in one message. Each problem is a template that prints what is wrong and what
-to do, or nothing; what a single key may hold is values.schema.json's.
+to do, or nothing; what a single key may hold is in _forms.tpl, and its kind in values.schema.json.
 */}}
 {{- define "epd-sidecar.validate" -}}
 {{- $problems := list -}}
 {{- range $name := list
-  "gatewayAddress" "renderAddress" "renderStep" "renderAddressTwice"
+  "imageRepository" "gatewayAddress" "renderAddress" "renderStep" "renderAddressTwice" "pinnedPrefill"
+  "forms" "steps" "crossChecks"
   "phaseTokenLiteral" "phaseTokenTwice" "phaseTokenMissing"
   "socketWithoutUds" "udsWithoutSocket" "udsWithProvider" "udsWithAutoscaling"
   "listenAddress" "adminAddress" "samePort" "adminForProbes" "adminForMetrics" "certificateTwice"
   "autoscalingRange" "disruptionBudgetChoice" "disruptionBudgetBlocks" "memory"
   "networkPolicyGateway" "networkPolicyEgress" -}}
-{{- $problem := include (printf "epd-sidecar.problem.%s" $name) $ | trim -}}
-{{- if $problem }}{{ $problems = append $problems $problem }}{{ end -}}
-{{- end -}}
-{{- range splitList "\n" (include "epd-sidecar.attach.problems" .) -}}
+{{- range splitList "\n" (include (printf "epd-sidecar.problem.%s" $name) $) -}}
 {{- with trim . }}{{ $problems = append $problems . }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- range $part := list "epd-sidecar.pod.problems" "epd-sidecar.attach.problems" "epd-sidecar.attach.limits" -}}
+{{- range splitList "\n" (include $part $) -}}
+{{- with trim . }}{{ $problems = append $problems . }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- if $problems -}}
 {{- fail (printf "\n- %s" (join "\n- " $problems)) -}}
 {{- end -}}
 {{- end -}}
 
+{{- define "epd-sidecar.problem.imageRepository" -}}
+{{- if not .Values.image.repository -}}
+image.repository is missing: no image is published; build the repository's Dockerfile, push it, and name it, for example registry.example/epd-sidecar
+{{- end -}}
+{{- end -}}
+
 {{- define "epd-sidecar.problem.gatewayAddress" -}}
 {{- if not .Values.config.gateway.address -}}
-config.gateway.address is missing: set the base URL of the internal gateway, for example http://inference-internal.default.svc:80
+config.gateway.address is missing: set the base URL of the {{ ternary "attached" "internal" (ne (include "epd-sidecar.attach.shared" .) "") }} Gateway's Service, for example {{ include "epd-sidecar.phases.addressExample" . }}
 {{- end -}}
 {{- end -}}
 
 {{- define "epd-sidecar.problem.renderAddress" -}}
 {{- range .Values.config.pipeline.steps -}}
 {{- if and (eq .type "render") (not $.Values.render.address) (not (default dict .params).address) -}}
-render.address is missing: set the base URL of the render service, for example http://render.default.svc:8000, or take the render step out of config.pipeline.steps
+render.address is missing: set the base URL of the render service, for example http://render.{{ $.Release.Namespace }}.svc:8000, or take the render step out of config.pipeline.steps
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -52,10 +62,17 @@ the address of the render step is set in render.address and in config.pipeline.s
 {{- end -}}
 {{- end -}}
 
+{{- define "epd-sidecar.problem.pinnedPrefill" -}}
+{{- $routes := and .Values.phases.enabled (include "epd-sidecar.phases.gatewayRefs" .) -}}
+{{- if and $routes (eq (include "epd-sidecar.lastStep" .) "prefill-decode") (ne .Values.phases.prefill.kind "InferencePool") -}}
+phases.prefill.kind {{ .Values.phases.prefill.kind }}: the prefill-decode step reserves a prefill worker and pins its call to it (x-prefill-pin), which takes an endpoint picker; name an InferencePool, or set phases.enabled to false and write routes to one yourself
+{{- end -}}
+{{- end -}}
+
 {{- define "epd-sidecar.problem.phaseTokenLiteral" -}}
 {{- with .Values.config.gateway.phase_token -}}
-{{- if not (hasPrefix "file:" .) -}}
-config.gateway.phase_token would be readable in the ConfigMap: put it into a Secret and name that in phaseToken.existingSecret
+{{- if not (hasPrefix "file:/" .) -}}
+config.gateway.phase_token would be readable in the ConfigMap: put it into a Secret and name that in phaseToken.existingSecret, or write file: and the absolute path of a mounted one
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -112,7 +129,7 @@ autoscaling.enabled has nothing to scale: uds.enabled runs one pod per node; swi
 
 {{- define "epd-sidecar.notReachable" -}}
 {{- $listen := trim .listen -}}
-{{- if regexMatch "^(127\\.|localhost:|\\[::1\\]:)" $listen -}}
+{{- if regexMatch "^(127\\.|localhost:|\\[(0*:)+0*1\\]:)" (lower $listen) -}}
 {{ .key }} {{ $listen }} is reachable inside the pod only: use {{ .use }}
 {{- else if regexMatch ":0+$" $listen -}}
 {{ .key }} {{ $listen }} takes any free port, which nobody could find: use {{ .use }}
@@ -183,9 +200,9 @@ podDisruptionBudget.maxUnavailable {{ $maximum }} would never let a node drain: 
 
 {{- define "epd-sidecar.problem.memory" -}}
 {{- with (default dict .Values.resources.limits).memory -}}
-{{- $memory := include "epd-sidecar.bytes" (dict "value" . "key" "resources.limits.memory") | int64 -}}
+{{- $memory := include "epd-sidecar.bytes" (dict "value" .) | int64 -}}
 {{- $held := mulf (float64 $.Values.config.limits.max_in_flight_bytes) 1048576.0 -}}
-{{- if lt (float64 $memory) (mulf $held 1.5) -}}
+{{- if and $memory (lt (float64 $memory) (mulf $held 1.5)) -}}
 resources.limits.memory {{ . }} is less than one and a half times config.limits.max_in_flight_bytes ({{ $.Values.config.limits.max_in_flight_bytes }} MB), which ends in an OOM kill: raise it, or lower the limit
 {{- end -}}
 {{- end -}}

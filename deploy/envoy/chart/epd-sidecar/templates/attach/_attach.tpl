@@ -5,8 +5,19 @@
 {{- default .Release.Namespace .Values.attach.namespace -}}
 {{- end -}}
 
+{{/*
+Name of an object in a namespace, maybe with a suffix. Outside the release's namespace it ends with that one, or releases
+of one name in several namespaces would fight over it. Takes a dict: root, namespace, suffix.
+*/}}
+{{- define "epd-sidecar.attach.name" -}}
+{{- $name := printf "%s%s" (include "epd-sidecar.fullname" .root) (default "" .suffix) -}}
+{{- $own := .root.Release.Namespace -}}
+{{- /* `helm lint` may have none. */ -}}
+{{- if or (not $own) (eq .namespace $own) }}{{ $name }}{{ else }}{{ printf "%s.%s" $name $own }}{{ end -}}
+{{- end -}}
+
 {{- define "epd-sidecar.attach.metadata" -}}
-name: {{ printf "%s%s" (include "epd-sidecar.fullname" .root) (default "" .suffix) | quote }}
+name: {{ include "epd-sidecar.attach.name" . | quote }}
 namespace: {{ .namespace | quote }}
 labels:
   {{- include "epd-sidecar.labels" .root | nindent 2 }}
@@ -14,7 +25,7 @@ labels:
 
 {{/* Kind of the targets: Gateway or HTTPRoute; all of one kind. */}}
 {{- define "epd-sidecar.attach.targetKind" -}}
-{{- default "Gateway" (first .Values.attach.targetRefs).kind -}}
+{{- default "Gateway" (default dict (first .Values.attach.targetRefs)).kind -}}
 {{- end -}}
 
 {{/* The targets, as policies name them. */}}
@@ -30,6 +41,15 @@ labels:
 {{- $targets := eq (include "epd-sidecar.attach.targetKind" .) "Gateway" -}}
 {{- range ternary .Values.attach.targetRefs .Values.attach.gateways $targets -}}
 {{- include "epd-sidecar.attach.ref" (dict "kind" "Gateway" "of" .) }}
+{{ end -}}
+{{- end -}}
+
+{{/* The Gateways among references to them, each once and without its sections. Takes the references as YAML. */}}
+{{- define "epd-sidecar.attach.wholeGateways" -}}
+{{- $names := list -}}
+{{- range . | fromYamlArray }}{{ $names = append $names .name }}{{ end -}}
+{{- range uniq $names -}}
+{{- include "epd-sidecar.attach.ref" (dict "kind" "Gateway" "of" (dict "name" .)) }}
 {{ end -}}
 {{- end -}}
 
@@ -65,26 +85,41 @@ grpc
 {{- end -}}
 
 {{- define "epd-sidecar.attach.deadlineSeconds" -}}
-{{- include "epd-sidecar.seconds" (dict "value" .Values.config.ext_proc.request_deadline "key" "config.ext_proc.request_deadline") -}}
+{{- include "epd-sidecar.seconds" (dict "value" .Values.config.ext_proc.request_deadline) -}}
 {{- end -}}
 
 {{/*
 Timeout of one message. Envoy does not apply it in full duplex, where the sidecar keeps the deadline itself; in the
-buffered mode the default of 200 ms ends every request that has media.
+buffered mode the default of 200 ms ends every request that has media. Envoy refuses a listener whose filter says more
+than an hour, and a running proxy then keeps the one it has, without the filter.
 */}}
 {{- define "epd-sidecar.attach.messageTimeout" -}}
-{{- add 10 (include "epd-sidecar.attach.deadlineSeconds" . | int64) -}}s
+{{- min 3600 (add 10 (include "epd-sidecar.attach.deadlineSeconds" . | int64)) -}}s
 {{- end -}}
 
-{{/* Runs while the sidecar works and while decode generates in silence. */}}
+{{/* Runs while the sidecar works and while decode generates in silence. In seconds, the unit of Envoy's own files. */}}
 {{- define "epd-sidecar.attach.streamIdleTimeout" -}}
 {{- max 900 (add 10 (include "epd-sidecar.attach.deadlineSeconds" . | int64)) -}}s
 {{- end -}}
 
-{{/* Bytes of the listener's buffer: the size of chunks in full duplex, the limit of a body in the buffered mode. */}}
+{{/* The same as a duration of the Gateway API, where a number has five digits at most. */}}
+{{- define "epd-sidecar.attach.streamIdleDuration" -}}
+{{- $timeout := include "epd-sidecar.attach.streamIdleTimeout" . -}}
+{{- $seconds := trimSuffix "s" $timeout | int64 -}}
+{{- if le $seconds 99999 -}}
+{{- $timeout -}}
+{{- else -}}
+{{- div $seconds 3600 }}h{{ div (mod $seconds 3600) 60 }}m{{ mod $seconds 60 }}s
+{{- end -}}
+{{- end -}}
+
+{{/*
+Bytes of the listener's buffer: the size of chunks in full duplex, the limit of a body in the buffered mode. A buffered
+body that the sidecar has rewritten has to fit in, too: it brings the KV and embedding parameters, less than 1 MiB.
+*/}}
 {{- define "epd-sidecar.attach.bufferBytes" -}}
 {{- if eq .Values.attach.bodyMode "Buffered" -}}
-{{- ceil (mulf (float64 .Values.config.ext_proc.max_request_body_size) 1048576.0) | int64 -}}
+{{- add 1048576 (ceil (mulf (float64 .Values.config.ext_proc.max_request_body_size) 1048576.0) | int64) -}}
 {{- else -}}
 1048576
 {{- end -}}

@@ -25,21 +25,22 @@
 the route leads to the internal Gateway, which believes the phase that a client sends.
 */}}
 {{- define "epd-sidecar.phases.hasClientRoute" -}}
-{{- $gateways := and (eq (include "epd-sidecar.attach.targetKind" .) "Gateway") (first .Values.attach.targetRefs).name -}}
+{{- $gateways := and (eq (include "epd-sidecar.attach.targetKind" .) "Gateway") (default dict (first .Values.attach.targetRefs)).name -}}
 {{- $own := and (ne .Values.attach.provider "none") (not (include "epd-sidecar.attach.shared" .)) -}}
 {{- if and .Values.phases.enabled .Values.phases.clientRoute.enabled $gateways $own }}true{{ end -}}
 {{- end -}}
 
 {{/*
 JSON {name, namespace, port} of the Service of the internal Gateway: what values name, else the one config.gateway.address
-leads to, else the one the provider creates; nothing when none of these tells.
+leads to; nothing when neither tells. No guess: the sidecar and the client route have to reach the same Gateway.
 */}}
 {{- define "epd-sidecar.phases.service" -}}
 {{- $namespace := include "epd-sidecar.phases.namespace" . -}}
 {{- $given := .Values.phases.service -}}
-{{- $address := .Values.config.gateway.address -}}
+{{- /* The sidecar reads a URL with a slash at its end like one without. */ -}}
+{{- $address := regexReplaceAll "/+$" (trim .Values.config.gateway.address) "" -}}
 {{- $label := "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?" -}}
-{{- $domain := regexReplaceAll "\\." .Values.attach.istio.clusterDomain "\\." -}}
+{{- $domain := regexQuoteMeta .Values.attach.istio.clusterDomain -}}
 {{- $pattern := printf "^http://([a-z](?:[-a-z0-9]*[a-z0-9])?)(?:\\.(%s))?(?:\\.svc(?:\\.%s)?)?(?::([0-9]+))?$" $label $domain -}}
 {{- if $given.name -}}
 {{- dict "name" $given.name "namespace" (default $namespace $given.namespace) "port" (int64 $given.port) | toJson -}}
@@ -49,10 +50,26 @@ leads to, else the one the provider creates; nothing when none of these tells.
   "name" (regexReplaceAll $pattern $address "${1}")
   "namespace" (default .Release.Namespace (regexReplaceAll $pattern $address "${2}"))
   "port" (int64 $port) | toJson -}}
-{{- else if eq .Values.attach.provider "istio" -}}
-{{- dict "name" (printf "%s-istio" .Values.phases.gateway.name) "namespace" $namespace "port" (int64 $given.port) | toJson -}}
-{{- else if has .Values.attach.provider (list "kgateway" "agentgateway") -}}
-{{- dict "name" .Values.phases.gateway.name "namespace" $namespace "port" (int64 $given.port) | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+What config.gateway.address looks like with this provider, for messages: the Service that it creates for the Gateway of
+the phases.
+*/}}
+{{- define "epd-sidecar.phases.addressExample" -}}
+{{- $provider := .Values.attach.provider -}}
+{{- $gateway := default "inference-internal" .Values.phases.gateway.name -}}
+{{- if include "epd-sidecar.attach.shared" . }}{{ $gateway = default "inference-gateway" (default dict (first .Values.attach.targetRefs)).name }}{{ end -}}
+{{- $namespace := include "epd-sidecar.phases.namespace" . -}}
+{{- if eq $provider "istio" -}}
+http://{{ $gateway }}-istio.{{ $namespace }}.svc:80
+{{- else if eq $provider "envoy-gateway" -}}
+http://{{ $gateway }}.envoy-gateway-system.svc:80 (Envoy Gateway puts the Service into its own namespace, under the name that an EnvoyProxy gives it: kubectl get services -A -l gateway.envoyproxy.io/owning-gateway-name={{ $gateway }})
+{{- else if eq $provider "gke" -}}
+http://10.0.0.5 (kubectl get gateway -n {{ $namespace }} {{ $gateway }} prints its address)
+{{- else -}}
+http://{{ $gateway }}.{{ $namespace }}.svc:80
 {{- end -}}
 {{- end -}}
 

@@ -6,7 +6,7 @@ do, or nothing; the chart's validation collects them.
 {{- if ne .Values.attach.provider "none" -}}
 {{- range $name := list
   "targetName" "targetKinds" "targetNotGateway" "targetSection" "targetListeners" "targetShared"
-  "phasesGateway" "phasesGatewayExposed" "phasesGatewayShared" "phasesService"
+  "phasesGateway" "phasesGatewayExposed" "phasesGatewayShared" "phasesService" "addressLeadsBack" "clientPaths"
   "buffered" "deadline" "tlsRequired" "tlsTrust" "namespace" "responseHeaders" "parity" "servedStream" "mergeType" -}}
 {{- include (printf "epd-sidecar.attach.problem.%s" $name) $ | trim }}
 {{ end -}}
@@ -14,6 +14,9 @@ do, or nothing; the chart's validation collects them.
 {{- end -}}
 
 {{- define "epd-sidecar.attach.problem.targetName" -}}
+{{- if not .Values.attach.targetRefs -}}
+attach.targetRefs is empty: name the Gateway that attach.provider {{ .Values.attach.provider }} attaches the filter to, as `- name: inference-gateway`
+{{- end -}}
 {{- range $index, $target := .Values.attach.targetRefs -}}
 {{- if not $target.name -}}
 attach.targetRefs[{{ $index }}].name is missing: name the {{ default "Gateway" $target.kind }} that attach.provider {{ $.Values.attach.provider }} attaches the filter to
@@ -89,7 +92,34 @@ phases.gateway.name {{ .Values.phases.gateway.name }}: with attach.topology shar
 {{- define "epd-sidecar.attach.problem.phasesService" -}}
 {{- $reenters := and (include "epd-sidecar.phases.hasClientRoute" .) (ne .Values.attach.provider "gke") -}}
 {{- if and $reenters .Values.config.gateway.address (not (include "epd-sidecar.phases.service" .)) -}}
+{{- if hasPrefix "https://" (lower .Values.config.gateway.address) -}}
+config.gateway.address {{ .Values.config.gateway.address }} is https, and the client route calls the internal Gateway's Service in plaintext: use its http listener, for example {{ include "epd-sidecar.phases.addressExample" . }}, or name the Service and a port without TLS in phases.service
+{{- else -}}
 phases.service.name is missing: config.gateway.address {{ .Values.config.gateway.address }} is not an http Service of the cluster, such as http://name.namespace.svc:80; name the internal Gateway's Service, which clients are sent on to
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Names of the Services that the providers create for a Gateway; Envoy Gateway's ends with a hash. */ -}}
+{{- define "epd-sidecar.attach.problem.addressLeadsBack" -}}
+{{- $service := include "epd-sidecar.phases.service" . | default "{}" | fromJson -}}
+{{- $names := dict "istio" "%s-istio" "kgateway" "%s" "agentgateway" "%s" "envoy-gateway" "%s" -}}
+{{- $namespace := include "epd-sidecar.attach.namespace" . -}}
+{{- if and $service (hasKey $names .Values.attach.provider) (not (include "epd-sidecar.attach.shared" .)) -}}
+{{- range include "epd-sidecar.attach.gatewayRefs" . | fromYamlArray -}}
+{{- $own := and (eq $service.name (printf (get $names $.Values.attach.provider) .name)) (eq $service.namespace $namespace) -}}
+{{- $hashed := regexMatch (printf "^envoy-%s-[0-9a-f]{8}$" (printf "%s-%s" $namespace .name | trunc 48 | trimSuffix "-")) $service.name -}}
+{{- if or $own (and $hashed (eq $.Values.attach.provider "envoy-gateway")) -}}
+{{ ternary "phases.service.name" "config.gateway.address" (ne $.Values.phases.service.name "") }} {{ default $.Values.config.gateway.address $.Values.phases.service.name }} is the Service of the Gateway {{ .name }}, which has the filter: the sidecar's requests would come back to it (508); name the internal Gateway's Service, for example {{ include "epd-sidecar.phases.addressExample" $ }}
+{{- break -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "epd-sidecar.attach.problem.clientPaths" -}}
+{{- if and .Values.phases.enabled (not .Values.phases.clientRoute.paths) (or (include "epd-sidecar.phases.hasClientRoute" .) (include "epd-sidecar.attach.shared" .)) -}}
+phases.clientRoute.paths is empty: list the paths that clients reach, as {type: Exact, value: /v1/chat/completions}, or set phases.clientRoute.enabled to false and write the route yourself
 {{- end -}}
 {{- end -}}
 
