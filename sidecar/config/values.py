@@ -272,9 +272,9 @@ def _base_url(value: object) -> str:
         raise ValueError(f"{quoted(text)} is not an http or https address with a host; {example}")
     if "?" in text or "#" in text:
         raise ValueError(f"an address has no query or fragment; {example}")
-    port = url.netloc.removeprefix(f"[{host}]").rpartition(":")
-    if port[1]:
-        _port(port[2], lowest=1)
+    behind_host = url.netloc[len(host) + 2 * (":" in host) :]
+    if behind_host:
+        _port(behind_host.removeprefix(":"), lowest=1)
     return text.rstrip("/")
 
 

@@ -230,7 +230,7 @@ class _Reader:
             what = "a host name" if ip_of(gateway.host) is None else "an address that other hosts reach"
             self._problem(
                 "gateway.address",
-                f"{quoted(text)} has {what}; the internal listener listens there, and who reaches it "
+                f"{quoted(text)} has {what}; the internal listener listens there, and whoever reaches it "
                 "chooses phases at will: run Envoy beside the sidecar and use "
                 f"http://127.0.0.1:{gateway.port}, or print the other parts (--part) for a gateway that is "
                 "elsewhere",

@@ -318,6 +318,7 @@ WRONG: list[tuple[Path_, object, str]] = [
         9002,
         'ext_proc.listen: "9002" is not an address to listen on; write host:port',
     ),
+    (("gateway", "address"), "http://host:80:80", '"80:80" is not a port'),
     (("ext_proc", "listen"), "h:99999", '"99999" is not a port; use 0..65535'),
     (("ext_proc", "listen"), "unix:run/x", 'is not a socket path; write "unix:" and an absolute path'),
     (
