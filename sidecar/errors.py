@@ -23,7 +23,7 @@ access log files it (`code`, `outcome`). The API module of the request turns it 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 Outcome = Literal[
     "ok",
@@ -59,7 +59,7 @@ class SidecarError(Exception):
     status: int = 500
     code: str = "epd_internal"
     outcome: Outcome = "internal_error"
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
 
     def __init__(
         self, message: str, *, detail: str = "", upstream_body: str = "", stage: Stage | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from sidecar.jsontext import RawObject, Segments
     from sidecar.pipeline.request import InboundRequest
     from sidecar.upstream.client import Answer, Upstream
+
+
+_SECONDS = re.compile("[0-9]{1,6}")
 
 
 async def post(
@@ -44,13 +48,17 @@ def refusal(step: StepName, answer: Answer, call: str = "") -> StepRejected | St
     excerpt = answer.excerpt()
     detail = f"HTTP {answer.status}: {excerpt}"
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return StepRejected(
+        rejected = StepRejected(
             step,
             answer.status,
             f"{name} rejected the request: HTTP {answer.status}",
             detail=detail,
             upstream_body=excerpt,
         )
+        wait = answer.headers.get("retry-after", "")
+        if _SECONDS.fullmatch(wait):
+            rejected.retry_after = int(wait)
+        return rejected
     return StepFailed(step, f"{name} failed: HTTP {answer.status}", detail=detail, upstream_body=excerpt)
 
 

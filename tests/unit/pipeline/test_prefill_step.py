@@ -265,6 +265,25 @@ async def test_other_statuses(status: int, kind: type[StepRejected], expected: i
     assert deployment.record.stage == "prefill"
 
 
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ("7", 7),
+        ("999999", 999999),
+        ("", None),
+        ("-1", None),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("1" * 7, None),
+    ],
+)
+async def test_a_worker_that_asks_for_patience_is_heard(given: str, passed: int | None) -> None:
+    """The seconds of its retry-after reach the client with its 429; anything else does not."""
+    deployment = Deployment(prefill=answer({"error": "busy"}, 429, {"retry-after": given}))
+    with pytest.raises(StepRejected) as caught:
+        await deployment.run(two_images())
+    assert caught.value.retry_after == passed
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b'{"a":\xff}'])
 async def test_a_malformed_answer_is_502(body: bytes) -> None:
     """A 200 with anything but a JSON object is a failed prefill."""
