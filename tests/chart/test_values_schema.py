@@ -9,6 +9,8 @@ import helm_python
 import pytest
 import yaml
 
+from deploy.envoy.chart import kubernetes_schema
+from deploy.envoy.chart.config_schema import SCHEMA
 from sidecar.config import ConfigError, load_settings
 from tests.chart.chart_rendering import CHART, ROOT, merged, refusal, render, schema_refusal, six_values
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-FREE = {("podSecurityContext",), ("securityContext",), ("resources", "requests"), ("resources", "limits")}
-"""Mappings of the defaults whose keys are Kubernetes' own."""
+FREE = {("resources", "requests"), ("resources", "limits")}
+"""Mappings of the defaults whose keys are names."""
 RENDER = {"type": "render", "params": {"address": "http://render"}}
 
 
@@ -338,6 +340,55 @@ def test_the_shipped_configuration_is_accepted() -> None:
     }
     values = six_values({"config": shipped}, {"config": addresses}, {"render": {"address": ""}})
     assert refused(values) == ""
+
+
+def test_the_types_of_kubernetes_are_up_to_date() -> None:
+    """`python -m deploy.envoy.chart.kubernetes_schema` writes those that rendered objects are held to."""
+    assert SCHEMA.read_text(encoding="utf-8") == kubernetes_schema.schema_text()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"podSecurityContext": {"runAsNonroot": True}},
+        {"podSecurityContext": {"seccompProfile": {"kind": "RuntimeDefault"}}},
+        {"securityContext": {"readOnlyRootFileystem": True}},
+        {"securityContext": {"capabilities": {"dropp": ["ALL"]}}},
+        {"affinity": {"nodeAffinity": {"required": []}}},
+        {"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"wait": 1}]}}},
+        {"extraVolumes": [{"name": "a", "emptydir": {}}]},
+        {"lifecycle": {"preStop": {"execute": {"command": ["sleep"]}}}},
+        {"resources": {"claims": [{"nam": "gpu"}]}},
+    ],
+    ids=str,
+)
+def test_a_typo_in_a_type_of_kubernetes_is_refused(overrides: dict[str, Any]) -> None:
+    """The API server would drop it, and what it was for with it."""
+    assert "additional properties" in schema_refusal(six_values(overrides))
+
+
+def test_what_kubernetes_knows_is_accepted() -> None:
+    """Types that users fill in take everything of the core API."""
+    selector = {"matchLabels": {"app": "x"}}
+    render(
+        six_values(
+            {
+                "podSecurityContext": {"supplementalGroups": [1], "fsGroupChangePolicy": "OnRootMismatch"},
+                "securityContext": {"runAsUser": 65532, "capabilities": {"drop": ["ALL"]}},
+                "affinity": {
+                    "podAntiAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [
+                            {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+                        ]
+                    }
+                },
+                "extraVolumes": [
+                    {"name": "a", "emptyDir": {"sizeLimit": "1Gi"}},
+                    {"name": "b", "projected": {"sources": [{"secret": {"name": "s"}}]}},
+                ],
+            }
+        )
+    )
 
 
 def test_a_subchart_may_be_given_globals() -> None:
