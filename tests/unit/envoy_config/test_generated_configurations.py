@@ -234,6 +234,7 @@ def test_prefill_decode_sees_the_head_of_the_answer(command: Command, tmp_path: 
     assert any("use --picker" in line for line in command(*both, config=file).problems)
     assert command(*both).code == 0
     assert "/generate" in _not_for_clients(command(config=file).config)
+    validate(command(config=file).text, tmp_path)
     mode = ext_proc(command().config)["processing_mode"]
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SKIP", "NONE")
     assert "/generate" not in _not_for_clients(command().config)
