@@ -24,7 +24,14 @@ from sidecar.upstream.media import MediaFetcher
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from sidecar.config import PrefillDecodeParams, PrefillParams, Settings
+    from sidecar.config import (
+        ConditionalDecodeParams,
+        MediaParams,
+        PrefillDecodeParams,
+        PrefillParams,
+        RenderParams,
+        Settings,
+    )
     from sidecar.pipeline.parity import PromptTokenParity
 
 
@@ -44,40 +51,12 @@ async def build_pipeline(
         _gateway(settings, head_timeout=settings.gateway.timeout, timeout_key="gateway.timeout"), stack
     )
     steps: list[TimedStep] = []
-    if (media := rules.media) is not None:
-        fetcher = MediaFetcher(
-            AddressPolicy(media.allow_private_networks),
-            allowed_domains=media.allowed_domains,
-            download_timeout=media.download_timeout,
-            max_download_size=media.max_download_size,
-            user_agent=user_agent,
-        )
-        stack.push_async_callback(fetcher.close)
-        steps.append(TimedStep(MediaStep(media, fetcher), None))
-    if (render := rules.render) is not None:
-        upstream = await _started(
-            Upstream(
-                render.address,
-                head_timeout=render.timeout,
-                timeout_key="timeout of the render step",
-                address_key="address of the render step",
-                max_idle=render.max_idle_conns_per_host,
-                idle_timeout=render.idle_conn_timeout,
-            ),
-            stack,
-        )
-        formatted = (rules.encode, rules.prefill, rules.prefill_decode)
-        tokens_in = any(step and not step.use_openai_format for step in formatted)
-        step = RenderStep(render, upstream, tokens_in=tokens_in, memory=TensorMemory())
-        steps.append(TimedStep(step, render.timeout))
-    if (conditional := rules.conditional_decode) is not None:
-        # Its own client: the head of an answer that is not streamed comes after all of its tokens.
-        probe = _gateway(
-            settings,
-            head_timeout=conditional.timeout,
-            timeout_key="timeout of the conditional-decode step",
-        )
-        steps.append(TimedStep(ConditionalDecodeStep(await _started(probe, stack)), conditional.timeout))
+    if rules.media is not None:
+        steps.append(_media(rules.media, stack, user_agent))
+    if rules.render is not None:
+        steps.append(await _render(rules.render, settings, stack))
+    if rules.conditional_decode is not None:
+        steps.append(await _conditional_decode(rules.conditional_decode, settings, stack))
     if (encode := rules.encode) is not None:
         steps.append(TimedStep(EncodeStep(encode, gateway), None))
     if (prefill := rules.prefill) is not None:
@@ -104,6 +83,44 @@ async def build_pipeline(
         LegRules(control_headers, settings.gateway.phase_token, rules.forward_response_headers),
         mixed_spans_are_safe=prefilling is not None and prefilling.sparse_spans == "verbatim",
     )
+
+
+def _media(params: MediaParams, stack: AsyncExitStack, user_agent: str) -> TimedStep:
+    fetcher = MediaFetcher(
+        AddressPolicy(params.allow_private_networks),
+        allowed_domains=params.allowed_domains,
+        download_timeout=params.download_timeout,
+        max_download_size=params.max_download_size,
+        user_agent=user_agent,
+    )
+    stack.push_async_callback(fetcher.close)
+    return TimedStep(MediaStep(params, fetcher), None)
+
+
+async def _render(params: RenderParams, settings: Settings, stack: AsyncExitStack) -> TimedStep:
+    service = Upstream(
+        params.address,
+        head_timeout=params.timeout,
+        timeout_key="timeout of the render step",
+        address_key="address of the render step",
+        max_idle=params.max_idle_conns_per_host,
+        idle_timeout=params.idle_conn_timeout,
+    )
+    rules = settings.pipeline
+    formatted = (rules.encode, rules.prefill, rules.prefill_decode)
+    tokens_in = any(step and not step.use_openai_format for step in formatted)
+    upstream = await _started(service, stack)
+    return TimedStep(RenderStep(params, upstream, tokens_in=tokens_in, memory=TensorMemory()), params.timeout)
+
+
+async def _conditional_decode(
+    params: ConditionalDecodeParams, settings: Settings, stack: AsyncExitStack
+) -> TimedStep:
+    # Its own client: the head of an answer that is not streamed comes after all of its tokens.
+    probe = _gateway(
+        settings, head_timeout=params.timeout, timeout_key="timeout of the conditional-decode step"
+    )
+    return TimedStep(ConditionalDecodeStep(await _started(probe, stack)), params.timeout)
 
 
 def _prefill_requests(params: PrefillParams | PrefillDecodeParams, settings: Settings) -> PrefillRequests:

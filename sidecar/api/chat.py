@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sidecar.api.document import DocumentBody, OpenAiErrors
 from sidecar.api.openai_shape import (
     cap_to_one_token,
     check_count,
-    error_body,
     item_context,
     other_media_member,
     read_body,
-    read_model,
-    read_stream,
-    read_tenancy,
-    sets_processor_kwargs,
     typed_member,
 )
 from sidecar.errors import BadRequest
@@ -34,7 +30,6 @@ from sidecar.jsontext import (
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
-    from sidecar.errors import SidecarError
 
 _MODALITY_OF_PART = {
     "image_url": "image",
@@ -135,14 +130,11 @@ class ChatPart:
         return self._members
 
 
-class ChatBody:
+class ChatBody(DocumentBody):
     """A chat request: its members, with media parts opened up in their places."""
 
     def __init__(self, document: RawObject) -> None:
-        self._document = document
-        self.model = read_model(document)
-        self.stream = read_stream(document)
-        self.own_prompt = None
+        super().__init__(document)
         self.parts: list[ChatPart] = []
         self.unknown_part_types: list[str] = []
         self._messages = self._read_messages()
@@ -184,20 +176,6 @@ class ChatBody:
             self.unknown_part_types.append(kind)
         return members
 
-    @property
-    def sets_processor_kwargs(self) -> bool:
-        """Whether the body sets processor kwargs."""
-        return sets_processor_kwargs(self._document)
-
-    @property
-    def tenancy(self) -> JsonTree:
-        """`cache_salt` and `priority`, where set."""
-        return read_tenancy(self._document)
-
-    def render(self) -> JsonTree:
-        """Body of the render call."""
-        return self.decode()
-
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format."""
         return {
@@ -216,7 +194,7 @@ class ChatBody:
         return {**self._document, "messages": self._messages}
 
 
-class ChatApi:
+class ChatApi(OpenAiErrors):
     """The chat API."""
 
     name = "chat"
@@ -226,7 +204,3 @@ class ChatApi:
     def parse(self, body: bytes) -> ChatBody:
         """Read a chat body; raises BadRequest."""
         return ChatBody(read_body(body))
-
-    def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
-        """An error in the OpenAI shape."""
-        return error_body(error, request_id, expose_upstream=expose_upstream)

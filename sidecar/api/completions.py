@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from sidecar.api.document import DocumentBody, OpenAiErrors
 from sidecar.api.openai_shape import (
     cap_to_one_token,
-    error_body,
     read_body,
-    read_model,
-    read_stream,
-    read_tenancy,
 )
 from sidecar.errors import BadRequest
 from sidecar.jsontext import is_null, opener
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
-    from sidecar.errors import SidecarError
     from sidecar.jsontext import Raw, RawObject
 
 _UNSET = (b"null", b"false")
@@ -27,7 +23,7 @@ _UNSET = (b"null", b"false")
 _token_ids_decoder = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
 
 
-class CompletionsBody:
+class CompletionsBody(DocumentBody):
     """A completions request.
 
     After render its prompt travels as the rendered token ids, so `suffix`, which the renderer has worked into
@@ -37,22 +33,10 @@ class CompletionsBody:
     parts = ()
     unknown_part_types = ()
     sets_processor_kwargs = False
-    own_prompt = None
 
     def __init__(self, document: RawObject) -> None:
-        self._document = document
-        self.model = read_model(document)
-        self.stream = read_stream(document)
+        super().__init__(document)
         _check_prompt(document)
-
-    @property
-    def tenancy(self) -> JsonTree:
-        """`cache_salt` and `priority`, where set."""
-        return read_tenancy(self._document)
-
-    def render(self) -> JsonTree:
-        """Body of the render call."""
-        return dict(self._document)
 
     def encode(self, part: MediaPart) -> JsonTree:  # noqa: ARG002 - there is no part to pass
         """Not part of this API: raises RuntimeError."""
@@ -110,7 +94,7 @@ def _with_token_ids(members: RawObject, token_ids: Raw | None) -> JsonTree:
     return {**kept, "prompt": token_ids}
 
 
-class CompletionsApi:
+class CompletionsApi(OpenAiErrors):
     """The completions API."""
 
     name = "completions"
@@ -120,7 +104,3 @@ class CompletionsApi:
     def parse(self, body: bytes) -> CompletionsBody:
         """Read a completions body; raises BadRequest."""
         return CompletionsBody(read_body(body))
-
-    def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
-        """An error in the OpenAI shape."""
-        return error_body(error, request_id, expose_upstream=expose_upstream)

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from sidecar.api.document import DocumentBody, OpenAiErrors
 from sidecar.api.interface import OwnPrompt
 from sidecar.api.openai_shape import (
-    error_body,
     name_member,
     plain_output,
     read_body,
-    read_model,
-    read_stream,
-    read_tenancy,
     typed_member,
 )
 from sidecar.errors import BadRequest
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sidecar.api.interface import JsonTree, MediaPart
-    from sidecar.errors import SidecarError
 
 _MODALITY_OF_PART = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 _FEATURE_MODALITIES = ("audio", "image", "video", "vision_chunk")
@@ -114,7 +110,7 @@ class ContentPart:
         return self._members
 
 
-class GenerateBody:
+class GenerateBody(DocumentBody):
     """A generate request, its media checked as an engine would check them, and stricter.
 
     Features travel as they are. Content parts are named on prefill and decode by a SHA-256 over modality and
@@ -125,9 +121,7 @@ class GenerateBody:
     sets_processor_kwargs = False
 
     def __init__(self, document: RawObject) -> None:
-        self._document = document
-        self.model = read_model(document)
-        self.stream = read_stream(document)
+        super().__init__(document)
         self._sampling_params = typed_member(
             _object_decoder, document.get("sampling_params"), "sampling_params"
         )
@@ -146,11 +140,6 @@ class GenerateBody:
             self.own_prompt = OwnPrompt(token_ids, {}, "content_parts")
         else:
             self.own_prompt = OwnPrompt(token_ids, spans, "kwargs_data" if spans else "tokens")
-
-    @property
-    def tenancy(self) -> JsonTree:
-        """`cache_salt` and `priority`, where set."""
-        return read_tenancy(self._document)
 
     def render(self) -> JsonTree:
         """Not part of this API: raises RuntimeError."""
@@ -302,7 +291,7 @@ def _refused(location: str, reason: str) -> BadRequest:
     return BadRequest(f"{location}: {reason}", param=location)
 
 
-class GenerateApi:
+class GenerateApi(OpenAiErrors):
     """The generate API."""
 
     name = "generate"
@@ -312,7 +301,3 @@ class GenerateApi:
     def parse(self, body: bytes) -> GenerateBody:
         """Read a generate body; raises BadRequest."""
         return GenerateBody(read_body(body))
-
-    def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
-        """An error in the OpenAI shape."""
-        return error_body(error, request_id, expose_upstream=expose_upstream)

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sidecar.api.document import DocumentBody
 from sidecar.api.openai_shape import (
     cap_to_one_token,
     check_count,
     item_context,
     name_member,
     read_body,
-    read_model,
-    read_stream,
-    read_tenancy,
-    sets_processor_kwargs,
     typed_member,
 )
 from sidecar.errors import BadRequest
@@ -121,19 +118,15 @@ class ImagePart:
         return self._members
 
 
-class MessagesBody:
+class MessagesBody(DocumentBody):
     """A messages request: its members, with image blocks opened up in their places.
 
     `parts` has them in the order in which engines place them: of a user turn first the images inside its tool
     results, which become turns of their own ahead of it, then its own.
     """
 
-    own_prompt = None
-
     def __init__(self, document: RawObject) -> None:
-        self._document = document
-        self.model = read_model(document)
-        self.stream = read_stream(document)
+        super().__init__(document)
         self.parts: list[ImagePart] = []
         self.unknown_part_types: list[str] = []
         self._on_prefill = _prefill_changes(document)
@@ -190,20 +183,6 @@ class MessagesBody:
         part = ImagePart(block, source, source_type, location)
         self.parts.append(part)
         return part.tree()
-
-    @property
-    def sets_processor_kwargs(self) -> bool:
-        """Whether the body sets processor kwargs; JSON null counts as unset, `{}` as set."""
-        return sets_processor_kwargs(self._document)
-
-    @property
-    def tenancy(self) -> JsonTree:
-        """`cache_salt` and `priority`, where set."""
-        return read_tenancy(self._document)
-
-    def render(self) -> JsonTree:
-        """Body of the render call."""
-        return self.decode()
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the client's own format."""

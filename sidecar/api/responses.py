@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sidecar.api.document import DocumentBody, OpenAiErrors
 from sidecar.api.openai_shape import (
     cap_to_one_token,
     check_count,
-    error_body,
     item_context,
     other_media_member,
     read_body,
-    read_model,
-    read_stream,
-    read_tenancy,
-    sets_processor_kwargs,
 )
 from sidecar.errors import BadRequest
 from sidecar.jsontext import (
@@ -31,7 +27,6 @@ from sidecar.jsontext import (
 
 if TYPE_CHECKING:
     from sidecar.api.interface import JsonTree, MediaPart
-    from sidecar.errors import SidecarError
 
 _PART_FIELDS = ("content", "output")
 """Where an input item holds parts: a message its content, a function_call_output its output."""
@@ -88,16 +83,12 @@ class ImagePart:
         return self._members
 
 
-class ResponsesBody:
+class ResponsesBody(DocumentBody):
     """A responses request: its members, with the parts of its input items opened up in their places."""
-
-    own_prompt = None
 
     def __init__(self, document: RawObject) -> None:
         _refuse_state(document)
-        self._document = document
-        self.model = read_model(document)
-        self.stream = read_stream(document)
+        super().__init__(document)
         self.parts: list[ImagePart] = []
         self.unknown_part_types: list[str] = []
         self._input = self._read_input()
@@ -166,20 +157,6 @@ class ResponsesBody:
         if kind not in _TEXT_PART_TYPES:
             self.unknown_part_types.append(kind)
         return members
-
-    @property
-    def sets_processor_kwargs(self) -> bool:
-        """Whether the body sets processor kwargs; JSON null counts as unset, `{}` as set."""
-        return sets_processor_kwargs(self._document)
-
-    @property
-    def tenancy(self) -> JsonTree:
-        """`cache_salt` and `priority`, where set."""
-        return read_tenancy(self._document)
-
-    def render(self) -> JsonTree:
-        """Body of the render call."""
-        return self.decode()
 
     def encode(self, part: MediaPart) -> JsonTree:
         """Body of an encode call in the OpenAI format."""
@@ -253,7 +230,7 @@ def _object(value: Raw, location: str) -> dict[str, Any]:
         raise BadRequest(f"{location} must be an object", param=location) from None
 
 
-class ResponsesApi:
+class ResponsesApi(OpenAiErrors):
     """The responses API."""
 
     name = "responses"
@@ -263,7 +240,3 @@ class ResponsesApi:
     def parse(self, body: bytes) -> ResponsesBody:
         """Read a responses body; raises BadRequest."""
         return ResponsesBody(read_body(body))
-
-    def error_body(self, error: SidecarError, request_id: str, *, expose_upstream: bool) -> bytes:
-        """An error in the OpenAI shape."""
-        return error_body(error, request_id, expose_upstream=expose_upstream)

@@ -47,8 +47,7 @@ class PrefillRequests:
         if plan.reason:
             state.inbound.record.fallback_reason = plan.reason
         if state.prompt is None or plan.form == "openai":
-            token_ids = None if state.prompt is None else state.prompt.text
-            path, body = state.inbound.api.path, state.body.prefill(token_ids)
+            path, body = state.inbound.api.path, state.body.prefill(state.token_ids)
             descriptors: Iterable[Descriptor] = state.descriptors
         else:
             path, body = GENERATE_PATH, prefill_body(state, state.prompt, plan)

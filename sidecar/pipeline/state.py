@@ -57,3 +57,8 @@ class RequestState:
     kv_answer: Mapping[str, Raw] | None = None
     served: ServedAnswer | ServedStream | None = None
     rewrite: DecodeRewrite | None = None
+
+    @property
+    def token_ids(self) -> Raw | None:
+        """JSON text of the rendered token ids, None without a render step."""
+        return None if self.prompt is None else self.prompt.text

@@ -70,7 +70,7 @@ class ConditionalDecodeStep:
                 state.served = ServedAnswer(answer.status, headers, body)
 
     def _call(self, state: RequestState) -> Call:
-        body = state.body.decode(None if state.prompt is None else state.prompt.text)
+        body = state.body.decode(state.token_ids)
         headers = (*state.legs.phase("decode"), _IF_AVAILABLE)
         return Call(self.name, state.inbound.api.path, headers, segments(body), state.inbound.ticket.reserve)
 

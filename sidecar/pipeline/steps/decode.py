@@ -23,7 +23,7 @@ class DecodeStep:
 
     async def run(self, state: RequestState) -> None:
         """Set the rewrite; calls nobody."""
-        body = state.body.decode(None if state.prompt is None else state.prompt.text)
+        body = state.body.decode(state.token_ids)
         params = None if self._kv is None else self._kv.decode_params(state.kv_answer)
         if params is not None:
             body |= {"kv_transfer_params": params}

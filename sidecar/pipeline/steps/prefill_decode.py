@@ -81,7 +81,7 @@ class PrefillDecodeStep:
         """
         path, body = self._requests.build(state, None)
         endpoint, host = await self._reserve(state, path, body)
-        decode = state.body.decode(None if state.prompt is None else state.prompt.text)
+        decode = state.body.decode(state.token_ids)
         pairing = bootstrap_fields(host, self._bootstrap_port) | _samples(decode)
         prefill = _PinnedPrefill(
             state.inbound,
