@@ -119,6 +119,7 @@ class GenerateBody(DocumentBody):
 
     unknown_part_types = ()
     sets_processor_kwargs = False
+    own_prompt: OwnPrompt
 
     def __init__(self, document: RawObject) -> None:
         super().__init__(document)
